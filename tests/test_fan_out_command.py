@@ -57,16 +57,16 @@ def test_fan_out_reads_the_output_of_match(sim, tmp_path, monkeypatch):
     Path("panel.csv").write_text("\n".join(rows))
     Path("quotas.json").write_text(run("quotas", "--json").stdout)
     Path("quotas.jsonl").write_text(run("quotas").stdout)
-    told = [
+    seen = [
         run("match", "panel.csv", "--inventory", name, "--requests", 3, "--workers", 1)
         for name in ("quotas.json", "quotas.jsonl")
     ]
-    assert told[0].stdout == told[1].stdout
-    requests = [(each["MemberCode"], each["QuotaIDs"]) for each in lines(told[0])]
+    assert seen[0].stdout == seen[1].stdout
+    requests = [(each["MemberCode"], each["QuotaIDs"]) for each in lines(seen[0])]
     assert requests
-    assert pairs(lines(run("fan-out", stdin=told[0].stdout))) == asked_by(requests)
+    assert pairs(lines(run("fan-out", stdin=seen[0].stdout))) == asked_by(requests)
     code, ids = requests[3]
-    of_one = run("bulk-invite", code, stdin=told[0].stdout)
+    of_one = run("bulk-invite", code, stdin=seen[0].stdout)
     assert [each["QuotaID"] for each in lines(of_one)] == ids
     assert f"{len(requests) - 1} requests of other members were skipped" in of_one.stderr
 
@@ -97,15 +97,15 @@ def test_the_quota_ids_of_a_file_are_counted_first(tmp_path):
 
 
 def test_the_progress_of_a_file_has_a_total_and_the_time_left():
-    told = _rendering.with_total(Progress(50, 40, 0, None, None, 20.0), 140)
-    assert _rendering.progress_text(told) == "40/140  20/s  0:00:05 left"
+    seen = _rendering.with_total(Progress(50, 40, 0, None, None, 20.0), 140)
+    assert _rendering.progress_text(seen) == "40/140  20/s  0:00:05 left"
     assert _rendering.with_total(Progress(1, 1, 0, None, None, None), None).total is None
     assert _rendering.with_total(Progress(1, 1, 0, 7, 3.0, 2.0), 9).total == 7
 
 
 def test_in_an_outage_the_progress_says_how_long_it_still_waits():
-    told = Progress(50, 40, 0, 140, 5.0, 20.0, patience_left=90.0)
-    assert _rendering.progress_text(told) == "40/140  the service is away; waiting up to 0:01:30 for it"
+    seen = Progress(50, 40, 0, 140, 5.0, 20.0, patience_left=90.0)
+    assert _rendering.progress_text(seen) == "40/140  the service is away; waiting up to 0:01:30 for it"
 
 
 def test_the_rate_is_of_what_was_answered():
@@ -285,8 +285,8 @@ def test_a_signal_with_a_journal_reports_the_outcomes_of_the_journal(slow, tmp_p
     assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(known)
     assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # only those in flight
     again = lines(run("fan-out", file, "--journal", journal))
-    told = [each for each in outcomes if each["Status"] != "not_sent"]
-    assert pairs(each for each in again if each["Replayed"]) == pairs(told)
+    seen = [each for each in outcomes if each["Status"] != "not_sent"]
+    assert pairs(each for each in again if each["Replayed"]) == pairs(seen)
 
 
 def test_a_signal_before_anything_came_asks_the_journal_too(slow, tmp_path):

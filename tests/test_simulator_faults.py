@@ -370,13 +370,13 @@ async def test_a_bulk_invite_costs_by_its_ids_and_other_calls_as_one():
 )
 async def test_the_outcomes_of_the_client_are_true_under_every_fault(fault: Fault):
     sim = simulator(fault.on("bulk_invite", every=2), inventory=None, surveys=10)
-    told: list[Any] = []
+    outcomes_seen: list[Any] = []
     time = FakeTime()
     async with sim.client(clock=time.clock, sleep=time.sleep) as client:
         ids = [quota.quota_id for survey in (await client.get_quotas()).surveys for quota in survey.quotas]
         for member_code in sim.members:
-            told += await client.bulk_invite(member_code, ids, chunk_size=7)
-    verdict = sim.ledger.check(told)
+            outcomes_seen += await client.bulk_invite(member_code, ids, chunk_size=7)
+    verdict = sim.ledger.check(outcomes_seen)
     assert verdict.ok, verdict
     assert sim.faults.struck()[0][1] > 0
 
@@ -416,9 +416,9 @@ async def test_a_quota_is_refused_as_one_item_of_a_bulk():
     sim = simulator()
     wanted, *others = ids_of(sim)
     sim.faults.add(Fault.refusal(39).on(quota_id=wanted))
-    told = {item["QuotaID"]: item["ResultCode"] for item in await items(sim)}
-    assert told.pop(wanted) == 39
-    assert [told[quota_id] for quota_id in others] == [1] * len(others)
+    outcomes_seen = {item["QuotaID"]: item["ResultCode"] for item in await items(sim)}
+    assert outcomes_seen.pop(wanted) == 39
+    assert [outcomes_seen[quota_id] for quota_id in others] == [1] * len(others)
     assert sim.ledger.count("m000001", wanted) == 0
     assert sim.ledger.count("m000001", others[0]) == 1
 

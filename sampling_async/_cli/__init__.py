@@ -25,7 +25,7 @@ Exit codes:
 
 After the first signal, `bulk-invite` and `fan-out` account for every ID: IDs that were given but not sent are
 printed as `not_sent`. That includes the rest of a file, and IDs that a pipe still delivers within a second.
-`campaign run` asks for nothing more, waits up to ten seconds for what is in flight, and writes its files. A
+`campaign run` sends no more requests, waits up to ten seconds for those in flight, and writes its files. A
 second signal ends the program at once. Until a command has begun, signals are blocked.
 """
 
@@ -86,7 +86,7 @@ def main() -> None:
             # The signal came before a command had begun, or after it had ended.
             raise SystemExit(TERMINATED if came else INTERRUPTED) from None
         except SystemExit as exc:
-            # SIGTERM was handled like Ctrl-C; only the exit code tells them apart.
+            # SIGTERM was handled like Ctrl-C; only the exit code differs.
             if came and exc.code == INTERRUPTED:
                 raise SystemExit(TERMINATED) from None
             raise

@@ -141,7 +141,7 @@ def sampling_async(
     """Hold what is common to all commands."""
     show.set_quiet(False)
     # The two commands keep signals blocked until they can account for their input; the others need no account.
-    # If the key is not in the environment, a person may be asked for it, and Ctrl-C must work meanwhile.
+    # The key may be typed at a prompt, and Ctrl-C must work meanwhile.
     if context.invoked_subcommand not in _ACCOUNTS or KEY_VARIABLE not in os.environ:
         release_signals()
 

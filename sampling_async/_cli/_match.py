@@ -129,7 +129,7 @@ class MatchOptions:
         """Return the kind of output.
 
         Raises:
-            InvalidRequestError: The options ask for several kinds at once.
+            InvalidRequestError: The options name several kinds at once.
         """
         from sampling_async.matching import (  # noqa: PLC0415  numpy, pyarrow: an extra
             Allocate,

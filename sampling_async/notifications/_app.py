@@ -1,6 +1,6 @@
 """An inbox as an ASGI application without a framework, and who may post to it.
 
-Access is by secret paths or Basic auth, by networks, and by the proxies that are believed.
+Access depends on secret paths or Basic auth, networks, and trusted proxies.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import shown
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.notifications._bodies import MOST_BYTES
 from sampling_async.notifications._records import Kind
 
@@ -32,7 +32,7 @@ _UNRESERVED: Final = re.compile(r"[\w.~-]+", re.ASCII)
 
 
 class AccessControl:
-    """Decides whether a hit is let in, before anything of it is read or stored.
+    """Decides whether a hit is accepted, before its body is read or stored.
 
     Args:
         secrets: The secrets in the paths of each kind; all of a kind are valid.
@@ -42,7 +42,7 @@ class AccessControl:
             one that connects through a Unix socket, and so has no address.
 
     Raises:
-        InvalidRequestError: A secret or password is short, or a network is none.
+        InvalidRequestError: A secret or password is too short, or a network is not valid.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AccessControl:
     def authenticates(self, kind: Kind, secret: str, headers: Iterable[tuple[str, str]]) -> bool:
         """Return whether the secret of a path is one of the kind's, or the headers have a valid password.
 
-        The time it takes tells nothing of the secrets: all are compared, and each one whole.
+        It takes the same time for right and wrong secrets: all are compared, and each one whole.
         """
         given = secret.encode("utf-8", "surrogatepass")
         results = [hmac.compare_digest(given, each) for each in self._secrets.get(kind, ())]
@@ -83,8 +83,8 @@ class AccessControl:
     def source(self, peer: str, headers: Iterable[tuple[str, str]]) -> str:
         """Return the address that a hit came from.
 
-        X-Forwarded-For is read from its end, and only as far as trusted proxies have written it: what stands
-        before could be written by anybody.
+        X-Forwarded-For is read from its end, and only as far as trusted proxies have written it. What stands
+        before could be written by anybody, and is ignored.
         """
         if not self._proxies and not self._trusts_socket:
             return peer
@@ -99,7 +99,7 @@ class AccessControl:
         return self._trusts_socket if is_socket else _is_in(peer, self._proxies)
 
     def allows(self, source: str) -> bool:
-        """Return whether hits from this address are let in."""
+        """Return whether hits from this address are accepted."""
         return not self._networks or _is_in(source, self._networks)
 
 
@@ -204,20 +204,20 @@ class NotificationsApp:
         except TimeoutError:
             await _send_reply(send, 408, b"The body did not come in time")
             return
-        if body is None:  # the sender has gone, and hears no response
+        if body is None:  # the sender has disconnected, and gets no response
             return
         reply = await self._inbox.receive(kind, body, headers, peer, secret=secret, query=query)
         await _send_reply(send, reply.status, reply.body)
 
 
 def _kind_and_secret(path: str) -> tuple[str, str]:
-    """Return the last two parts of a path: what stands before is where the application is mounted."""
+    """Return the last two parts of a path; the parts before are the mount point."""
     before, _, last = path.rstrip("/").rpartition("/")
     return (before.rpartition("/")[2], last) if last not in _KINDS else (last, "")
 
 
 def _hide_secrets(scope: MutableMapping[str, Any], kind: str, secret: str) -> None:
-    """Take the secret, and the query, which may name a member, out of what access logs show.
+    """Remove the secret, and the query, which may name a member, from what access logs show.
 
     uvicorn and others read path and query from the scope that they have passed, when the response begins.
     """
@@ -231,7 +231,7 @@ def _hide_secrets(scope: MutableMapping[str, Any], kind: str, secret: str) -> No
 
 
 async def _read_body(receive: _Receive) -> bytes | None:
-    """Return the body; one that is too large only as far as is needed to know this. None if it was cut off."""
+    """Return the body, of a too large one only the beginning; None if it was cut off."""
     parts, size = [], 0
     while True:
         message = await receive()
@@ -255,7 +255,7 @@ async def _send_reply(send: _Send, status: int, body: bytes) -> None:
 
 
 async def _lifespan(receive: _Receive, send: _Send) -> None:
-    """Agree to start and stop: whoever serves this alone opens the inbox around the server."""
+    """Confirm startup and shutdown. A program that serves only this opens the inbox around the server."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 from sampling_async.notifications._records import Completion, Reconciliation, Terminate
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from sampling_async.notifications._records import Notification
 
-# The length of the digits tells the hash.
+# The number of digits identifies the hash.
 _HASHES: Final = {64: "sha256", 40: "sha1", 32: "md5"}
 _PORTS: Final = {"http": 80, "https": 443}
 _SLASHES: Final = 3  # of https://partner.example/
@@ -35,7 +35,7 @@ def shared_secrets(secrets: str | Iterable[str], name: str = "secrets") -> tuple
 
 
 def _or_problem(secrets: str | Iterable[str]) -> tuple[bytes, ...] | str:
-    """Return secrets as bytes, or the text of the problem."""
+    """Return secrets as bytes, or the text of an error."""
     try:
         return shared_secrets(secrets)
     except InvalidRequestError as exc:
@@ -101,7 +101,7 @@ class Signatures:
 
 
 class ForgedError(ValueError):
-    """A notification is not from who shares the secrets. The text is the verdict of its receipt."""
+    """The sender of a notification does not know the secrets. The text is the verdict of its receipt."""
 
 
 def verify_redirect(
@@ -124,7 +124,7 @@ def verify_redirect(
         verify_redirect("https://partner.example?status=qualified&mc=m1&hash=9f0c...", ["shared secret"])
 
     Args:
-        url: The whole URL as the member's browser asked for it.
+        url: The whole URL as the member's browser requested it.
         secrets: The secrets shared with the operator; several, while they are rotated.
         parameter: The name that the last parameter must have, see the setting "Standard EncryptionResult
             Parameter Name". By default it may have any name: the signature itself is what counts.
@@ -154,7 +154,7 @@ def verify_redirect(
 
 
 def _signed_pages(page: str, configured: str | Iterable[str] | None) -> list[str]:
-    """Return the texts that a signature may have been made over: of a URL, what stands before its query."""
+    """Return the texts that may have been signed: the parts of a URL before its query."""
     if configured is None:
         return [page, *([page[:-1]] if page.endswith("/") and page.count("/") == _SLASHES else [])]
     pages = [configured] if isinstance(configured, str) else list(configured)
@@ -163,7 +163,7 @@ def _signed_pages(page: str, configured: str | Iterable[str] | None) -> list[str
 
 
 def _place(page: str) -> tuple[str, str] | None:
-    """Return host and path of a URL as a browser writes them; None if it is no URL of the web."""
+    """Return host and path of a URL as a browser writes them; None if it is not an http or https URL."""
     try:
         parts = urlsplit(page)
         if parts.scheme.lower() not in _PORTS:

@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{home}"), name)
     except ModuleNotFoundError as exc:
-        # The extra installs starlette. Any other missing module is an error of its own, raised as it is.
+        # The extra installs starlette. Any other missing module is a different error, and is raised unchanged.
         if (exc.name or "").partition(".")[0] != "starlette":
             raise
         raise ImportError("starlette is missing: pip install 'sampling-async[simulator]'") from exc

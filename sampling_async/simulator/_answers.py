@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import attrs
 from attrs import field, frozen
 
-from sampling_async._contract.records import Invite, RecontactMembers, ResultCode, Setting
+from sampling_async import Invite, RecontactMembers, ResultCode, Setting
 from sampling_async._contract.structs import replace
 from sampling_async._json.codec import unstructure
 
@@ -66,7 +66,7 @@ def _padded(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkIte
     padded = list(items)
     while len(padded) < len(items) + fault.items:
         quota_id = random.randint(9000000, 9999999)
-        # A drawn ID that was asked for would be no extra item, so draw again.
+        # A drawn ID that was requested would be no extra item, so draw again.
         if quota_id not in asked:
             item = BulkItem(quota_id, 1, made_up_invite(quota_id, random))
             padded.insert(random.randint(0, len(padded)), item)
@@ -111,7 +111,7 @@ PLAINTEXT: Final = "application/plaintext"
 
 
 class BulkItem(NamedTuple):
-    """One item of a bulk invite's response: the quota ID asked for, the result code, the invite if any."""
+    """One item of a bulk invite's response: the requested quota ID, the result code, the invite if any."""
 
     quota_id: int
     result_code: int

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from sampling_async._contract.errors import Endpoint
+    from sampling_async import Endpoint
     from sampling_async.simulator._faults import Fault, FaultKind, FaultPlan
     from sampling_async.simulator._latency import WorkQueue
     from sampling_async.simulator._ledger import Ledger
@@ -141,7 +141,7 @@ class ServiceApp:
     def _perform(
         self, call: ServiceCall, faults: Sequence[Fault], record: Callable[[int | None, bool], None]
     ) -> ServiceResponse:
-        """Do what the call asks, unless a fault prevents it, and return the response to send."""
+        """Process a call, unless a fault prevents it, and return the response to send."""
         instead = _first(faults, *_INSTEAD)
         is_processed = instead is None or instead.when != "before"
         answer = ServiceResponse(b"")
@@ -260,7 +260,7 @@ async def _describe(_request: Request) -> Response:
 
 @cache
 def _openapi() -> bytes:
-    """Return the OpenAPI document of the five endpoints. It is read on first use: few tests ask for it."""
+    """Return the OpenAPI document of the five endpoints. It is read on first use: few tests need it."""
     return files("sampling_async.simulator").joinpath("openapi.json").read_bytes()
 
 

@@ -31,7 +31,7 @@ class VirtualClock:
 
     Sleeping tasks wake in the order of their due times, and each of them sees the clock at its own due time. A
     clock belongs to one event loop. So it works for simulators in process only: a served simulator runs in a
-    thread with an event loop of its own.
+    thread with another event loop.
 
     Args:
         start: The time at which the clock begins, in seconds.
@@ -70,7 +70,7 @@ class VirtualClock:
         heappush(self._sleepers, mine)
         try:
             while self._now < mine.due:
-                # Only the task that is due first may move time on. The others wait for their event.
+                # Only the task that is due first may move the time. The others wait for their event.
                 if self._sleepers[0] is not mine:
                     mine = self._renewed(mine) if mine.is_next.is_set() else mine
                     await mine.is_next.wait()

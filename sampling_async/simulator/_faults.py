@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 import attrs
 from attrs import define, field, frozen
 
-from sampling_async._contract.errors import Endpoint
-from sampling_async._contract.records import ResultCode
+from sampling_async import Endpoint, ResultCode
 from sampling_async.simulator._answers import HTML, JSON, error_body, html_page
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ class Fault:
 
     @classmethod
     def refusal(cls, result_code: int) -> Fault:
-        """Refuse with a result code; the service then does not do what was asked.
+        """Refuse with a result code; the service then does not act on the request.
 
         In a bulk invite every item gets the code, or with `on(quota_id=...)` only the item of that quota ID;
         the other items are handled as usual. Other endpoints respond 400 with the code.
@@ -253,7 +252,7 @@ class Fault:
 
     @classmethod
     def extra(cls, items: int = 1) -> Fault:
-        """Add items to a bulk invite's response that were not asked for, with invites that were never made."""
+        """Add items to a bulk invite's response that were not requested, with invites that were never made."""
         return cls("extra", "after", items=items)
 
     @classmethod
@@ -286,8 +285,6 @@ class Fault:
 
 @define
 class _Planned:
-    """A fault of the plan, with its counts."""
-
     fault: Fault
     random: Random
     seen: int = 0
@@ -332,7 +329,7 @@ class FaultPlan:
         """Add faults. Their counts of requests start now."""
         added: list[_Planned] = []
         for fault in faults:
-            # Each fault has a random sequence of its own: adding one does not change the draws of the others.
+            # Each fault has its own random sequence: adding one does not change the draws of the others.
             self._added += 1
             random = Random(f"{self._seed}/fault/{self._added}")  # noqa: S311  no secret
             added.append(_Planned(fault, random))
