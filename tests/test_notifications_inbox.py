@@ -34,8 +34,8 @@ from sampling_async.notifications import (
     rotate_secrets,
     verify_redirect,
 )
+from sampling_async.notifications._access import Signatures
 from sampling_async.notifications._committer import GROUP, MOST_WAITING, Committer
-from sampling_async.notifications._signatures import Signatures
 from sampling_async.notifications._understanding import FieldReader, parse
 
 

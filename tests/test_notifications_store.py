@@ -25,8 +25,8 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
+from sampling_async.notifications._access import Signatures
 from sampling_async.notifications._entries import read_entries
-from sampling_async.notifications._signatures import Signatures
 
 UNSIGNED = Signatures((), is_required=False)
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}

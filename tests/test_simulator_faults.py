@@ -13,7 +13,7 @@ from doubles import FakeTime
 
 from sampling_async import BadRequestError
 from sampling_async.simulator import Fault, FaultPlan, Latency, Simulator, generate_inventory
-from sampling_async.simulator._latency import WorkQueue
+from sampling_async.simulator._clock import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -509,7 +509,7 @@ async def seen(*faults: Fault) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("name", CONSTRUCTORS)
 async def test_each_fault_has_an_effect(name):
-    """A new one gets it in `simulator/_answers.py` (the response) or `simulator/_app.py` (the connection)."""
+    """A new one gets it in `simulator/_faults.py` (the response) or `simulator/_app.py` (the connection)."""
     fault = getattr(Fault, name)(*ARGUMENTS.get(name, ()))
     assert await seen() == await seen()
     assert await seen(fault) != await seen()

@@ -11,7 +11,7 @@ import typer
 from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._cli._match import MatchOptions
+from sampling_async._cli._match_options import MatchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

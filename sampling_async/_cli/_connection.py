@@ -25,7 +25,7 @@ from sampling_async import (
     SamplingError,
     Timeouts,
 )
-from sampling_async._cli import release_signals
+from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
 from sampling_async._profiles import CHOSEN, chosen_profile, read_profiles, setting
 from sampling_async._wire.trust import context_of_files

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sampling_async import Quotas, Survey
     from sampling_async._cli._connection import ServiceOptions
-    from sampling_async._cli._match import MatchOptions
+    from sampling_async._cli._match_options import MatchOptions
     from sampling_async.matching.panel import PanelFile
 
 SHOWN: Final = 40

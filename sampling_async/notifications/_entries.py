@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
+    from sampling_async.notifications._access import Signatures
     from sampling_async.notifications._records import Fields, Kind, Notification
-    from sampling_async.notifications._signatures import Signatures
     from sampling_async.notifications._store import Receipt
 
 _WAVES: Final = """

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 import anyio
-from attrs import frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import require_functions, require_instance, whole_number
 from sampling_async._contract.records import safe_repr
 from sampling_async._pacing.threads import in_thread, join_uncancelled, start
-from sampling_async.notifications._app import AccessControl
+from sampling_async.notifications._access import AccessControl, ForgedError, Signatures
+from sampling_async.notifications._app import Headers, HitResponse, NotificationsApp
 from sampling_async.notifications._bodies import MOST_BYTES, RefusedBodyError, is_compressed
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entries import read_entries
@@ -24,7 +24,6 @@ from sampling_async.notifications._handlers import Handlers, checked_records, ki
 from sampling_async.notifications._handling import HandlerPolicy, Handling
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import SETTINGS, Kind
-from sampling_async.notifications._signatures import ForgedError, Signatures
 from sampling_async.notifications._sqlite import SqliteStore, store_of
 from sampling_async.notifications._status import InboxStatus, status_of
 from sampling_async.notifications._store import Receipt, StoreError, run_once
@@ -33,28 +32,16 @@ if TYPE_CHECKING:
     import os
     from types import TracebackType
 
-    from sampling_async.notifications._app import NotificationsApp
     from sampling_async.notifications._records import Notification
     from sampling_async.notifications._store import State, Store
 
 N = TypeVar("N", bound="Notification")
 H = TypeVar("H", bound=Callable[..., Any])
-Headers: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
-"""The headers of a hit, names in any case."""
-
 _Pairs: TypeAlias = "list[tuple[str, str]]"
 
 _LOG: Final = logging.getLogger("sampling_async.notifications")
 _SECRET_HEADERS: Final = {"authorization", "cookie", "proxy-authorization", "api_auth_key"}
 _LARGE: Final = 1 << 13
-
-
-@frozen
-class HitResponse:
-    """The response to a hit: an HTTP status, and a short text."""
-
-    status: int
-    body: bytes
 
 
 _STORED: Final = HitResponse(200, b"OK")
@@ -188,8 +175,6 @@ class Inbox:
 
         It handles no lifespan: open the inbox yourself, or it answers 503.
         """
-        from sampling_async.notifications._app import NotificationsApp  # noqa: PLC0415  it imports this module
-
         return NotificationsApp(self)
 
     def urls(self, base: str) -> dict[Kind, str]:

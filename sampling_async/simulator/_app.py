@@ -16,7 +16,8 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sampling_async.simulator._answers import JSON, ServiceResponse, altered, encoded
+from sampling_async.simulator._answers import JSON, ServiceResponse, encoded
+from sampling_async.simulator._faults import altered
 from sampling_async.simulator._service import ServiceCall
 from sampling_async.simulator._transport import connection_of
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from sampling_async import Endpoint
+    from sampling_async.simulator._clock import WorkQueue
     from sampling_async.simulator._faults import Fault, FaultKind, FaultPlan
-    from sampling_async.simulator._latency import WorkQueue
     from sampling_async.simulator._ledger import Ledger
     from sampling_async.simulator._service import Service
     from sampling_async.simulator._transport import ClientConnection, Sleep

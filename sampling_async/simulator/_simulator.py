@@ -12,9 +12,9 @@ from sampling_async import Quotas
 from sampling_async._contract.checks import require_functions, require_instance, whole_number
 from sampling_async._contract.records import safe_repr
 from sampling_async.simulator._app import ServiceApp
+from sampling_async.simulator._clock import Latency, WorkQueue
 from sampling_async.simulator._faults import Fault, FaultPlan
 from sampling_async.simulator._generator import generate_inventory
-from sampling_async.simulator._latency import Latency, WorkQueue
 from sampling_async.simulator._ledger import Ledger
 from sampling_async.simulator._live import LiveInventory, LiveQuota
 from sampling_async.simulator._members import SimulatedMember, generate_members
