@@ -13,9 +13,9 @@ from matching_kit import OTHER, B, quota, sub_quota, survey
 from notifications_kit import CLOSED, SECRET, post
 from watch_kit import FakeService, HandClock, ids_of, inventory, watch_of
 
-from sampling_async import InvalidRequestError, ServerError
-from sampling_async.matching import LiveIndex, MatchPolicy, QuestionKinds, _live
-from sampling_async.matching import _following as following
+from sampling_async import InvalidRequestError, ServerError, _live
+from sampling_async import _following as following
+from sampling_async.matching import LiveIndex, MatchPolicy, QuestionKinds
 from sampling_async.notifications import HandlerPolicy, Inbox, StoreError
 
 FITS = {OTHER: 1}
