@@ -19,13 +19,13 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import doubles
 import pytest
 import wire as wires
 from fault_server import PROCESSED, RIGHT, FaultServer, answer, read, silence, surplus, tls_server, wait
 from kit import ONCE, call, client_of
 
 from sampling_async import InvalidRequestError, TransportError, TransportTimeoutError
-from sampling_async._wire import engine as _engine
 from sampling_async._wire.lookups import Lookups
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what was acknowledged")
@@ -97,18 +97,12 @@ async def test_mode_40_the_response_to_a_retransmitted_request_is_accepted():
 
 @pytest.mark.parametrize("said", ["an answer", "the end"])
 async def test_mode_40_bytes_that_came_before_it_is_asked_are_no_response(said, monkeypatch):
-    async def connect(*args, **named):
-        wire = await _connect(*args, **named)
-        await anyio.sleep(0.02)  # the immediate bytes of the server have arrived by now
-        return wire
-
     def script(connection) -> None:
         if said == "an answer":
             connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"Invites":[]}')
             received.append(connection.read_request())
 
-    _connect = _engine.connect
-    monkeypatch.setattr("sampling_async._wire.engine.connect", connect)
+    doubles.connections_opened(monkeypatch, pause=0.02)  # the immediate bytes of the server arrive meanwhile
     received: list[bytes | None] = []
     with wires.serve(script) as url:
         async with client_of(url, retry=ONCE) as client:
@@ -118,13 +112,7 @@ async def test_mode_40_bytes_that_came_before_it_is_asked_are_no_response(said, 
 
 
 async def test_mode_40_tls_session_tickets_are_no_response(monkeypatch):
-    async def connect(*args, **named):
-        wire = await _connect(*args, **named)
-        await anyio.sleep(0.02)
-        return wire
-
-    _connect = _engine.connect
-    monkeypatch.setattr("sampling_async._wire.engine.connect", connect)
+    doubles.connections_opened(monkeypatch, pause=0.02)
     with tls_server("none") as (_, https, authorities):
         monkeypatch.setenv("SSL_CERT_FILE", authorities)
         async with client_of(https, retry=ONCE) as client:
