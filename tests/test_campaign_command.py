@@ -17,26 +17,24 @@ from types import SimpleNamespace
 import anyio
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import ENDINGS, lines, point_at, program, run
+from cli_kit import ENDINGS, at_keyboard, lines, on_terminal, panel_file, point_at, program, run
 from notifications_kit import SECRET, post
 from rich.console import Console
 
 from sampling_async import to_json
-from sampling_async._cli import _campaign_run, _campaign_view, _connection, _rendering
+from sampling_async._cli import _campaign_run, _campaign_view, _rendering
 from sampling_async._cli._campaign_options import SavedOptions, Settings
-from sampling_async._cli._panel_files import write_panel
 from sampling_async.campaign import Limits, Pairs
 from sampling_async.campaign._campaign import with_ledger
 from sampling_async.notifications import Inbox
-from sampling_async.simulator import AGE_BANDS, Fault, Latency, Simulator
-from sampling_async.simulator._questions import question_ids
+from sampling_async.simulator import Fault, Latency, Simulator
 
 MEMBERS = 24
 
 
 def files_of(simulator: Simulator) -> None:
     """Write the panel and the inventory of a simulator to the current folder."""
-    write_panel(simulator.members.values(), question_ids(), AGE_BANDS, Path("panel.jsonl"))
+    panel_file(simulator, Path("panel.jsonl"))
     Path("quotas.json").write_bytes(to_json(simulator.inventory))
 
 
@@ -55,7 +53,7 @@ def service(tmp_path, monkeypatch):
 def terminal(monkeypatch):
     """Have commands believe that they write to a terminal."""
     screen = io.StringIO()
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     console = Console(file=screen, force_terminal=True, width=80, highlight=False, color_system=None)
     monkeypatch.setattr(_rendering, "stderr_console", lambda: console)
     monkeypatch.setattr(_rendering, "errors", lambda: console)
@@ -174,7 +172,7 @@ def test_a_dry_run_with_an_inventory_from_a_file_needs_no_service(service, monke
 
 
 def test_on_a_terminal_a_person_is_asked_once(service, terminal, monkeypatch):
-    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
+    at_keyboard(monkeypatch)
     no = campaign("panel.jsonl", "--out", "out", "--workers", 1, stdin="\n", code=1)
     assert re.search(r"Ask for \d+ pairs\? \[y/N\]", no.stderr)
     assert "To run it: sampling-async campaign run --out out" in no.stderr
@@ -307,7 +305,7 @@ def test_limits_are_changed_and_shown(service, monkeypatch):
     }
     (paused,) = lines(campaign("pause", "out", "--reason", "lunch [red]"))
     assert (paused["Paused"], paused["Reason"], paused["MaxSpend"]) == (True, "lunch [red]", 10.0)
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     assert "lunch [red]" in campaign("limit", "out").stdout
     shown = campaign("resume", "out").stdout
     assert "lunch" not in shown
@@ -324,7 +322,7 @@ def status_json(folder: str) -> dict:
 
 def test_the_status_on_a_terminal_names_codes_and_what_to_do(service, monkeypatch):
     started()
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     shown = campaign("status", "out").stdout
     assert all(len(line) <= 80 for line in shown.splitlines())

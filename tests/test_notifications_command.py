@@ -9,7 +9,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from cli_kit import program, run
+from cli_kit import on_terminal, program, run
 from notifications_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, encoded, status
 
 from sampling_async._cli._notify import Notify
@@ -155,7 +155,7 @@ def test_show_on_a_terminal_is_a_table_of_the_last_facts(store, monkeypatch):
         ("completion", {**COMPLETION, "EncryptedValue": "abc"}),
         ("terminate", taken_back),
     )
-    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "120")
     table = run("notifications", "show", "--store", store).stdout
     assert "The last 50 of 72 facts" in table
@@ -246,7 +246,7 @@ def test_settings_show_the_url_of_the_serve_that_the_store_belongs_to(store, mon
     with Receiver(store, "--port", "0", "--public-url", "https://partner.example/events/") as receiver:
         urls = receiver.urls
     assert json.loads(run("notifications", "settings", "--store", store, "--json").stdout) == urls
-    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     table = run("notifications", "settings", "--store", store).stdout.splitlines()
     assert [line.strip() for line in table[1::2]] == list(urls.values())
