@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,10 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sampling_async import _cli
-from sampling_async._cli import _connection, _rendering, _sources
+from sampling_async._cli import _campaign_run, _campaign_view, _connection, _rendering, _sources
 from sampling_async._cli._commands import app
 from sampling_async._cli._panel_files import write_panel
 from sampling_async.simulator import AGE_BANDS
@@ -33,9 +35,30 @@ def point_at(monkeypatch, simulator, base_url: str) -> None:
         monkeypatch.setenv(name, value)
 
 
-def on_terminal(monkeypatch) -> None:
-    """Let commands print what they print on a terminal."""
+def on_terminal(monkeypatch, stderr: io.StringIO | None = None) -> None:
+    """Let commands print what they print on a terminal; their stderr may be a screen of 80 columns."""
     monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    if stderr is not None:
+        console = Console(file=stderr, force_terminal=True, width=80, highlight=False, color_system=None)
+        monkeypatch.setattr(_rendering, "stderr_console", lambda: console)
+        monkeypatch.setattr(_rendering, "errors", lambda: console)
+
+
+def reader_gone(monkeypatch) -> list[bool]:
+    """Let nobody read the figures of a campaign; return a list that grows when stdout is given up."""
+
+    def gone(_):
+        raise BrokenPipeError
+
+    silenced: list[bool] = []
+    monkeypatch.setattr(_rendering, "emit_json", gone)
+    monkeypatch.setattr(_campaign_view, "silence_stdout", lambda: silenced.append(True))
+    return silenced
+
+
+def wait_after_signal(monkeypatch, seconds: float) -> None:
+    """Let a campaign wait no longer than this for what is in flight at a signal."""
+    monkeypatch.setattr(_campaign_run, "_GRACE", seconds)
 
 
 def at_keyboard(monkeypatch) -> None:

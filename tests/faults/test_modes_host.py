@@ -26,7 +26,6 @@ from fault_server import PROCESSED, RIGHT, FaultServer, answer, read, silence, s
 from kit import ONCE, call, client_of
 
 from sampling_async import InvalidRequestError, TransportError, TransportTimeoutError
-from sampling_async._wire.lookups import Lookups
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what was acknowledged")
 FORKS = pytest.mark.skipif(sys.platform == "win32", reason="it knows no forks")
@@ -164,50 +163,6 @@ async def test_mode_42_connections_open_while_the_threads_of_the_host_are_busy(h
             release.set()
             limiter.total_tokens = 40
             await busy
-
-
-async def test_mode_42_lookups_of_one_host_are_shared_and_outlive_the_first_caller(monkeypatch):
-    go_on, asked = threading.Event(), []
-    real = socket.getaddrinfo
-
-    def getaddrinfo(host, port, **options):
-        if options["flags"]:
-            return real(host, port, **options)
-        asked.append(host)
-        go_on.wait(TIMED)
-        if host == b"nowhere.example":
-            raise socket.gaierror(-2, "Name or service not known")
-        return real("127.0.0.1", port, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    lookups, found = Lookups(), []
-
-    async def look_up(host: str) -> None:
-        try:
-            found.append(await lookups.addresses(host, 80))
-        except OSError as exc:
-            found.append(exc.errno)
-
-    async with anyio.create_task_group() as tasks:
-        async with anyio.create_task_group() as first:
-            first.start_soon(look_up, "service.example")
-            await anyio.wait_all_tasks_blocked()
-            for host in ("service.example", "service.example", "nowhere.example", "nowhere.example"):
-                tasks.start_soon(look_up, host)
-            await anyio.wait_all_tasks_blocked()
-            first.cancel_scope.cancel()
-        go_on.set()
-    assert found.count([(socket.AF_INET, ("127.0.0.1", 80))]) == found.count(-2) == 2
-    assert sorted(asked) == [b"nowhere.example", b"service.example"]
-    await look_up("service.example")
-    assert len(asked) == 3
-
-
-@pytest.mark.parametrize("number", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
-async def test_mode_42_an_ip_address_is_not_looked_up(number, monkeypatch):
-    monkeypatch.setattr("sampling_async._wire.lookups.start", None)
-    ((_, address),) = await Lookups().addresses(number, 80)
-    assert address[0] == number
 
 
 async def test_mode_42_nothing_is_sent_if_no_thread_can_be_started(monkeypatch):
