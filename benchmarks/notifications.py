@@ -281,8 +281,8 @@ def main() -> None:
         receiver = Receiver(store)
         sender, seconds = asyncio.run(ingest(receiver, queue))
         found = Counter(identity_of(fact) for fact in SqliteStore(store).facts())
-        standing = [fact.id for fact in SqliteStore(store).facts() if fact.standing is Validity.STANDS]
-        handled, handling_seconds = handle(store, Path(folder), len(standing))
+        valid = [fact.id for fact in SqliteStore(store).facts() if fact.validity is Validity.STANDS]
+        handled, handling_seconds = handle(store, Path(folder), len(valid))
         megabytes = store.stat().st_size / 1e6
     lost = sender.acknowledged - set(found)
     rows = [
@@ -292,7 +292,7 @@ def main() -> None:
         ("never acknowledged", f"{count - len(sender.acknowledged):,}"),
         ("doubled facts", f"{sum(times - 1 for times in found.values()):,} of {len(found):,}"),
         ("forged accepted", f"{found[FORGED]:,} of {count // 100:,}"),
-        ("facts that no handler got", f"{len(set(standing) - set(handled)):,} of {len(standing):,}"),
+        ("facts that no handler got", f"{len(set(valid) - set(handled)):,} of {len(valid):,}"),
         (
             "facts that a handler got again",
             f"{sum(times > 1 for times in handled.values()):,} (one was killed)",
@@ -308,7 +308,7 @@ def main() -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
-    if lost or found[FORGED] or sum(found.values()) > len(found) or set(standing) - set(handled):
+    if lost or found[FORGED] or sum(found.values()) > len(found) or set(valid) - set(handled):
         raise SystemExit(1)
 
 

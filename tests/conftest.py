@@ -7,6 +7,7 @@ import os
 from inspect import iscoroutinefunction
 
 import pytest
+import typer.rich_utils  # noqa: F401  it reads FORCE_COLOR when it is imported, and some tests set that
 from cli_kit import point_at
 from hypothesis import HealthCheck, settings
 

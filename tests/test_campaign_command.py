@@ -148,11 +148,11 @@ def test_a_dry_run_asks_for_nothing_and_keeps_its_plan(service):
     assert plan["Pairs"] >= plan["Matched"] > 0
     assert (plan["ExpectedInvites"], plan["Number"]) == (7, 1)
     assert plan["Limits"] == {"invites in all": "7"}
-    assert "Nothing was asked for" in result.stderr
+    assert "Nothing was requested" in result.stderr
     assert not service.ledger.requests(endpoint="bulk_invite")
     assert status()["State"] == "planned"
     # Who goes on has not been asked yet.
-    assert f"asks for {plan['Pairs']} pairs" in campaign("run", "--out", "out", code=2).stderr
+    assert f"requests {plan['Pairs']} pairs" in campaign("run", "--out", "out", code=2).stderr
     Path("panel.jsonl").unlink()
     campaign("run", "--out", "out", "--yes", "--max-invites", "none")
     assert invited("out") == service.ledger.by_pair()
@@ -168,11 +168,11 @@ def test_a_dry_run_with_an_inventory_from_a_file_needs_no_service(service, monke
 def test_on_a_terminal_a_person_is_asked_once(service, terminal, monkeypatch):
     at_keyboard(monkeypatch)
     no = campaign("panel.jsonl", "--out", "out", "--workers", 1, stdin="\n", code=1)
-    assert re.search(r"Ask for \d+ pairs\? \[y/N\]", no.stderr)
+    assert re.search(r"Request \d+ pairs\? \[y/N\]", no.stderr)
     assert "To run it: sampling-async campaign run --out out" in no.stderr
     assert not service.ledger.requests(endpoint="bulk_invite")
     capped = campaign("run", "--out", "out", "--max-invites", 3, stdin="y\n", code=1)
-    assert re.search(r"Ask for \d+ pairs, up to 3 invites\? \[y/N\]", capped.stderr)
+    assert re.search(r"Request \d+ pairs, up to 3 invites\? \[y/N\]", capped.stderr)
     again = campaign("run", "--out", "out", "--max-invites", "none")
     assert "[y/N]" not in again.stderr
     shown = terminal.getvalue()
@@ -231,7 +231,7 @@ def test_later_commands_know_how_a_campaign_was_planned(service, tmp_path, monke
     result = campaign("top-up", out, "--dry-run", "--workers", 1)
     assert lines(result)[0]["Number"] == 2
     assert "The plan, number 2" in result.stderr
-    assert "Nothing was asked for" in result.stderr
+    assert "Nothing was requested" in result.stderr
 
 
 def test_a_top_up_asks_before_its_first_run_and_never_asks_twice_for_a_pair(service):
@@ -363,7 +363,7 @@ def test_an_outcome_that_nobody_knows_is_exit_code_1(service):
     service.faults.add(Fault.cut(when="after").on("bulk_invite", times=1))
     result = started(code=1)
     assert lines(result)[-1]["Unknown"] > 0
-    assert "such a pair is not asked for again" in result.stderr
+    assert "such a pair is not requested again" in result.stderr
     campaign("run", "--out", "out", code=1)
     assert max(service.ledger.by_pair().values()) == 1
 
@@ -391,11 +391,11 @@ def test_what_is_not_answered_soon_after_a_signal_is_cut_off_and_unknown(service
     assert len(pairs_in("out")) == last["Planned"]
 
 
-def test_without_a_match_there_is_nothing_to_ask_for(service):
+def test_without_a_match_there_is_nothing_to_request(service):
     surveys = [survey.survey_id for survey in service.inventory.surveys]
     Path("nobody.jsonl").write_text(json.dumps({"member_code": "m", "1001538": 30, "exclude_surveys": surveys}))
     result = campaign("nobody.jsonl", "--out", "out", "--yes", "--workers", 1, "--at-least-one", code=1)
-    assert "nothing to ask for" in result.stderr
+    assert "nothing to request" in result.stderr
     assert "no column for" in result.stderr  # the plan's own warning
     assert not service.ledger.requests(endpoint="bulk_invite")
 

@@ -580,8 +580,8 @@ def test_a_signal_with_a_journal_reports_the_outcomes_of_the_journal(slow, tmp_p
     assert {quota_id for quota_id, each in by_id.items() if each["Replayed"]} == set(range(2501, 2601))
     assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # only those in flight
     again = lines(run("bulk-invite", code, *ASKED, "--journal", tmp_path / "journal"))
-    told = {quota_id for quota_id, each in by_id.items() if each["Status"] != "not_sent"}
-    assert {each["QuotaID"] for each in again if each["Replayed"]} == told
+    processed = {quota_id for quota_id, each in by_id.items() if each["Status"] != "not_sent"}
+    assert {each["QuotaID"] for each in again if each["Replayed"]} == processed
 
 
 def test_a_signal_before_all_was_read_asks_the_journal_too(slow, tmp_path):

@@ -99,10 +99,10 @@ def test_a_quiet_campaign_writes_its_files_and_only_its_last_figures(panel, tmp_
 def test_simulate_prints_its_address_as_json_on_request(monkeypatch):
     monkeypatch.setattr(Simulator, "run", lambda *_, **__: None)
     result = run("simulate", "--port", 0, "--json", "--members", 3)
-    told = json.loads(result.stdout)
-    assert told["BaseURL"].startswith("http://127.0.0.1:")
-    assert told["Members"] == 3
-    assert {"PanelGUID", "APIKey"} <= told.keys()
+    printed = json.loads(result.stdout)
+    assert printed["BaseURL"].startswith("http://127.0.0.1:")
+    assert printed["Members"] == 3
+    assert {"PanelGUID", "APIKey"} <= printed.keys()
 
 
 # --- Colours ----------------------------------------------------------------------------------------------

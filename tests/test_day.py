@@ -1,7 +1,7 @@
 """A day in fast motion: quotas open, close and fill, notifications come late and out of order, outages pass.
 
 At each moment the live index is compared with what the service knew: what was open when the newest poll was
-answered, without what was told to be closed since.
+answered, without what notifications have closed since.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def run_a_day(  # noqa: PLR0915  a day is a list of what happens
     ):
         await clock.advance(1)
         await live.ready()
-        told: dict[int, float] = {}  # when a closing came, by quota
+        closings: dict[int, float] = {}  # when a closing came, by quota
         last = 0
         for step in range(STEPS):
             # The world moves.
@@ -102,9 +102,9 @@ async def run_a_day(  # noqa: PLR0915  a day is a list of what happens
                 last = fact.id
                 note, came = fact.notification, fact.received_at.timestamp()
                 if isinstance(note, SurveyClosed):
-                    told.update(dict.fromkeys(of_survey[note.survey_id], came))
-                elif fact.standing is Validity.STANDS and not note.is_live:
-                    told[note.quota_id] = came
+                    closings.update(dict.fromkeys(of_survey[note.survey_id], came))
+                elif fact.validity is Validity.STANDS and not note.is_live:
+                    closings[note.quota_id] = came
             await until(lambda: followed.after == last)  # noqa: B023
             await settle()
             # Time moves, and polls run in it.
@@ -115,9 +115,9 @@ async def run_a_day(  # noqa: PLR0915  a day is a list of what happens
             assert since is not None
             began = since.timestamp()
             shown = frozenset(live.index.quota_ids)
-            closed = {quota_id for quota_id, when in told.items() if when > began}
+            closed = {quota_id for quota_id, when in closings.items() if when > began}
             # Told in the very moment in which the poll began: before it or after it, who knows.
-            tied = {quota_id for quota_id, when in told.items() if when == began}
+            tied = {quota_id for quota_id, when in closings.items() if when == began}
             candidates = truth.during(began, began + 1)
             assert any((state - closed) ^ shown <= tied - closed for state in candidates), step
             assert live.age == watch.age == pytest.approx(clock() - began, abs=0.001)
@@ -127,7 +127,7 @@ async def run_a_day(  # noqa: PLR0915  a day is a list of what happens
             behind += not is_true
             # It is right, or it says how old it is.
             assert is_true or live.age > 0
-        # The world rests, and everything is told: then the index is right.
+        # The world rests, and all notifications are in: then the index is right.
         await sim.notifications.deliver(inbox)
         await clock.advance(400)
         await until(lambda: live.age == watch.age)

@@ -150,7 +150,7 @@ def test_the_screen_fits_the_terminal(width, findings):
         ),
         width,
     )
-    assert "25.0 % of what was asked for ended in an invite" in " ".join(shown.split())
+    assert "25.0 % of the requested pairs ended in an invite" in " ".join(shown.split())
     assert "They agree on every pair and every end." in shown
     assert "MEMBER_DOES_NOT_MATCH_QUOTA" in shown
     assert "12345  SOMETHING_NEW" in shown

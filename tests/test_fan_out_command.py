@@ -51,16 +51,16 @@ def test_fan_out_reads_the_output_of_match(sim, tmp_path, monkeypatch):
     Path("panel.csv").write_text("\n".join(rows))
     Path("quotas.json").write_text(run("quotas", "--json").stdout)
     Path("quotas.jsonl").write_text(run("quotas").stdout)
-    told = [
+    seen = [
         run("match", "panel.csv", "--inventory", name, "--requests", 3, "--workers", 1)
         for name in ("quotas.json", "quotas.jsonl")
     ]
-    assert told[0].stdout == told[1].stdout
-    requests = [(each["MemberCode"], each["QuotaIDs"]) for each in lines(told[0])]
+    assert seen[0].stdout == seen[1].stdout
+    requests = [(each["MemberCode"], each["QuotaIDs"]) for each in lines(seen[0])]
     assert requests
-    assert pairs(lines(run("fan-out", stdin=told[0].stdout))) == asked_by(requests)
+    assert pairs(lines(run("fan-out", stdin=seen[0].stdout))) == asked_by(requests)
     code, ids = requests[3]
-    of_one = run("bulk-invite", code, stdin=told[0].stdout)
+    of_one = run("bulk-invite", code, stdin=seen[0].stdout)
     assert [each["QuotaID"] for each in lines(of_one)] == ids
     assert f"{len(requests) - 1} requests of other members were skipped" in of_one.stderr
 
@@ -217,8 +217,8 @@ def test_a_signal_with_a_journal_reports_the_outcomes_of_the_journal(slow, tmp_p
     assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(known)
     assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # only those in flight
     again = lines(run("fan-out", file, "--journal", journal))
-    told = [each for each in outcomes if each["Status"] != "not_sent"]
-    assert pairs(each for each in again if each["Replayed"]) == pairs(told)
+    seen = [each for each in outcomes if each["Status"] != "not_sent"]
+    assert pairs(each for each in again if each["Replayed"]) == pairs(seen)
 
 
 def test_a_signal_before_anything_came_asks_the_journal_too(slow, tmp_path):

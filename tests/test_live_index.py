@@ -198,7 +198,7 @@ async def test_an_inventory_that_cannot_be_compiled_leaves_the_index_before_it(c
         assert "cannot be compiled" in caplog.text
 
 
-async def test_an_index_whose_watch_has_ended_is_failing_and_closes_what_it_is_told(caplog):
+async def test_an_index_whose_watch_has_ended_is_failing_and_closes_what_notifications_close(caplog):
     clock, service = HandClock(), FakeService(inventory(1, 2))
     with pytest.raises(MemoryError):
         async with watch_of(service, clock) as watch, LiveIndex(watch) as live:

@@ -296,8 +296,8 @@ def test_bytes_and_the_limit_in_one_turn_are_no_error(sockets):
         waiting = asyncio.ensure_future(reader.readable(5, again=True))
         await turns()
         future = reader._future
-        reader._tell()
-        reader._tell()
+        reader._notify()
+        reader._notify()
         reader._deadline = 0.0
         reader._look_at_time()
         assert future.done()
@@ -342,7 +342,7 @@ def test_one_timer_serves_many_waits(sockets):
         for limit in (5.0, 5.0, 7.0):  # each wait ends early, and the timer of the first stays
             waiting = asyncio.ensure_future(reader.readable(limit, again=True))
             await turns()
-            reader._tell()
+            reader._notify()
             await waiting
             timers.now += 1.0
         assert (timers.at, timers.set) == (105.0, 1)
@@ -358,13 +358,13 @@ def test_one_timer_serves_many_waits(sockets):
         reader._look_at_time()  # nothing waits
         waiting = asyncio.ensure_future(reader.readable(9.0, again=True))
         await turns()
-        reader._tell()
+        reader._notify()
         await waiting
         assert timers.at == 118.0
         waiting = asyncio.ensure_future(reader.readable(1.0, again=True))  # sooner than the timer
         await turns()
         assert timers.at == 110.0
-        reader._tell()
+        reader._notify()
         await waiting
         reader.close(ours, is_forked=False)
         assert timers.at is None

@@ -259,8 +259,8 @@ def test_on_a_terminal_there_are_the_first_rows_of_all_outputs(panel, monkeypatc
         certain = sum(bool(each.certain) for each in MATCHED)
         possible = sum(bool(each.possible) and not each.certain for each in MATCHED)
         rest = len(MATCHED) - certain - possible
-        told = f"60 members: {certain} match a quota for certain, {possible} possibly, {rest} none."
-        assert told in " ".join(shown.split())
+        printed = f"60 members: {certain} match a quota for certain, {possible} possibly, {rest} none."
+        assert printed in " ".join(shown.split())
         assert " ".join(map(str, MATCHED[0].select(2))) in shown or columns == "60"
     assert len(lines(run("panel.parquet", option, 20, "--json").stdout)) > 20
 
@@ -325,22 +325,22 @@ def test_a_simulated_panel_is_matched_without_a_warning(tmp_path, monkeypatch):
     assert "sampling-async match p.jsonl" in made.stdout
     (sim,) = ran
     Path("quotas.json").write_bytes(to_json(sim.inventory))
-    told = [
+    printed = [
         cli_kit.run("match", name, "--inventory", "quotas.json", "--workers", 1, "--top", 5)
         for name in ("p.parquet", "p.jsonl")
     ]
-    assert [each.stderr for each in told] == ["", ""]
-    assert told[0].stdout == told[1].stdout
+    assert [each.stderr for each in printed] == ["", ""]
+    assert printed[0].stdout == printed[1].stdout
     index = QuotaIndex(sim.inventory, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS))
-    for row, each in zip(lines(told[0].stdout), sim.members.values(), strict=True):
+    for row, each in zip(lines(printed[0].stdout), sim.members.values(), strict=True):
         matched = index.match(each.profile, device_type=each.device_type_id, participations=each.participations)
         assert (row["MemberCode"], tuple(row["QuotaIDs"])) == (each.member_code, matched.select(5))
 
 
 def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
     (panel / "few.csv").write_text(f"{AGE}\n30\n")
-    told = run("few.csv").stderr
-    assert "questions, so they count as not answered: " in told
+    printed = run("few.csv").stderr
+    assert "questions, so they count as not answered: " in printed
     (panel / "bands.json").write_text("{}")
     odd = run("panel.csv").stderr
     assert "oddities, which count as possible; the first: quota" in odd

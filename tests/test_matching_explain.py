@@ -139,16 +139,16 @@ def test_reasons_besides_the_answers_are_explained():
     index = QuotaIndex([asked])
     index.recontact(7, ["m2"])
     member = Member("m1", {OTHER: 1}, 1, (3,), (Participation(70, 1, 9),))
-    told = index.explain(member, 7)
-    assert told.truth == NO
-    assert [(each.what, each.why) for each in told.parts[:-1]] == [
+    explained = index.explain(member, 7)
+    assert explained.truth == NO
+    assert [(each.what, each.why) for each in explained.parts[:-1]] == [
         ("device 1", "the survey accepts only devices 2, 3"),
         ("survey 3", "the survey is in exclude_surveys"),
         ("participation in survey 70", "the survey excludes members with such a participation"),
         ("recontact list", "the member is not on it"),
     ]
-    assert told.parts[-1].truth == CERTAIN
-    assert "m1" not in str(told)
+    assert explained.parts[-1].truth == CERTAIN
+    assert "m1" not in str(explained)
     for code, words in ((None, "no member code was given"), ("m2", "")):
         reason = index.explain({OTHER: 1}, 7, member_code=code)
         assert words in str(reason)

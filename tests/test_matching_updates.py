@@ -114,7 +114,7 @@ def inventories_in_a_row(draw) -> list[list[Survey]]:
     return steps
 
 
-def told(index: QuotaIndex) -> tuple[object, ...]:
+def contents(index: QuotaIndex) -> tuple[object, ...]:
     """Return all results of an index, and of a panel matched with it."""
     profiles = ({}, {OTHER: 1}, {OTHER: 2}, {OTHER: 9, AGE: 30})
     matched = [index.match(profile) for profile in profiles]
@@ -145,7 +145,7 @@ def test_an_index_updated_many_times_equals_a_fresh_one(steps, still, data):
     for special in steps:
         newer = [*special, *others]
         index = index.updated(newer)
-        assert told(index) == told(QuotaIndex(newer))
+        assert contents(index) == contents(QuotaIndex(newer))
         assert len(index._parts) <= 3
         seen.append((index, newer))
         index = index.updated(newer)  # nothing has changed: only closed quotas are open again
@@ -156,8 +156,8 @@ def test_an_index_updated_many_times_equals_a_fresh_one(steps, still, data):
             assert index.explain({}, closed).what is not None
             index.recontact(closed, ["m"])
     for older, inventory in seen:
-        assert told(older) == told(QuotaIndex(inventory))
-        assert told(older.updated(others)) == told(QuotaIndex(others))
+        assert contents(older) == contents(QuotaIndex(inventory))
+        assert contents(older.updated(others)) == contents(QuotaIndex(others))
 
 
 def test_earlier_changes_are_not_compiled_again_with_later_ones(monkeypatch):

@@ -143,7 +143,7 @@ def test_the_bytes_of_unicode_overrule_what_is_declared(encoding, charset):
 
 @pytest.mark.parametrize("charset", ["windows-1252", "ISO-8859-1", "us-ascii", "utf-8", "klingon"])
 def test_what_is_left_is_the_code_page_of_windows(charset):
-    """A euro sign in it tells that from ISO 8859-1."""
+    """A euro sign distinguishes it from ISO 8859-1."""
     body = JOSE_JSON.replace("caf", "\u20ac").encode("windows-1252")
     assert read_fields(body, "", typed(f'text/json; charset="{charset}"'))[0]["Reason"] == "\u20ac\u00e9"
     assert read_fields((JOSE_XML % charset).encode("windows-1252")) == [JOSE]

@@ -439,7 +439,7 @@ async def test_a_handler_is_told_that_its_terminate_was_overruled(tmp_path):
 
     @inbox.on(Terminate)
     async def ended(fact: Fact[Terminate]) -> None:
-        seen.append((fact.corrects, fact.standing, fact.notification.reason))
+        seen.append((fact.corrects, fact.validity, fact.notification.reason))
         if fact.corrects and fact.attempts == 1:
             raise LookupError  # a correction is tried again, as any fact
 

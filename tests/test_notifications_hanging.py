@@ -188,7 +188,7 @@ async def test_with_one_place_there_is_no_extra_one(tmp_path):
     assert seen == ["begins", "ends", "invite"]
 
 
-async def test_a_handler_that_takes_long_is_told(tmp_path, caplog):
+async def test_a_handler_that_takes_long_is_logged(tmp_path, caplog):
     inbox = with_fallback(new_inbox(tmp_path, evolve(QUICK, lease=0.03)))
 
     @inbox.on(Completion)

@@ -34,8 +34,8 @@ from sampling_async.notifications import (
     rotate_secrets,
     verify_redirect,
 )
+from sampling_async.notifications._access import Signatures
 from sampling_async.notifications._committer import GROUP, MOST_WAITING, Committer
-from sampling_async.notifications._signatures import Signatures
 from sampling_async.notifications._understanding import FieldReader, parse
 
 
@@ -244,9 +244,9 @@ async def test_what_cannot_be_stored_is_not_acknowledged_and_nothing_else_is_los
     acknowledged = {code for code, reply in replies.items() if reply.status == 200}
     stored = {fact.notification.member_code for fact in await facts_of(inbox)}
     assert stored == {*acknowledged, "m-1", "later"}
-    told = [record.getMessage() for record in caplog.records]
-    assert "are answered with 503: the store" in told[0]
-    counts = [int(text.split()[4]) for text in told if "stored again" in text]
+    messages = [record.getMessage() for record in caplog.records]
+    assert "are answered with 503: the store" in messages[0]
+    counts = [int(text.split()[4]) for text in messages if "stored again" in text]
     assert sum(counts) == statuses.count(503)
     assert "n-1" not in caplog.text
 

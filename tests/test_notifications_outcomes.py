@@ -1,4 +1,4 @@
-"""The ledger of outcomes: invites joined with what the service tells of them, and the money."""
+"""The ledger of outcomes: invites joined with their notifications, and the money."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def invited(member: str, quota_id: int = 1100, survey_id: int = 2401, wave_id: i
     return InviteOutcome(member_code=member, quota_id=quota_id, status="invited", invite=invite)
 
 
-def told(member: str, fields=COMPLETION, **more):
+def fields_of(member: str, fields=COMPLETION, **more):
     return {**fields, "UniqueCode": member, **more}
 
 
@@ -158,9 +158,12 @@ async def test_a_reconciliation_meets_its_completion_with_or_without_a_wave(
 @pytest.mark.parametrize("quota_id", [1100, 3300, None])
 async def test_a_later_invite_takes_no_older_completion(path, ledger, quota_id, late):
     await ledger.invited([invited("m-1", wave_id=1)], at=ENDED + late)
-    correction = told("m-1", WITHOUT_WAVE, QuotaID=quota_id, Revenue=75, DateTime="2026-11-25 10:00:00")
+    correction = fields_of("m-1", WITHOUT_WAVE, QuotaID=quota_id, Revenue=75, DateTime="2026-11-25 10:00:00")
     await rows_after(
-        path, ledger, ("completion", told("m-1", WITHOUT_WAVE, QuotaID=quota_id)), ("completion", correction)
+        path,
+        ledger,
+        ("completion", fields_of("m-1", WITHOUT_WAVE, QuotaID=quota_id)),
+        ("completion", correction),
     )
     await ledger.invited([invited("m-1", wave_id=2)], at=ENDED + HOUR * 24)
     found = [(row.wave_id, row.ending) for row in await ledger.rows()]
@@ -169,7 +172,7 @@ async def test_a_later_invite_takes_no_older_completion(path, ledger, quota_id, 
 
 async def test_a_completion_without_a_wave_belongs_to_the_invite_of_its_survey(path, ledger):
     await ledger.invited([invited("m-1"), invited("m-1", survey_id=1), invited("m-2")])
-    await rows_after(path, ledger, ("completion", WITHOUT_WAVE), ("completion", told("m-3", WITHOUT_WAVE)))
+    await rows_after(path, ledger, ("completion", WITHOUT_WAVE), ("completion", fields_of("m-3", WITHOUT_WAVE)))
     ends = [(row.ending, row.is_auto_routed) for row in await ledger.rows()]
     assert ends == [
         (SurveyEnding.COMPLETED, False),
@@ -188,8 +191,8 @@ async def test_each_invite_has_its_end(path, ledger):
     assert await ledger.entered("m-1", 1100)
     assert not await ledger.entered("m-1", 9)
     async with Inbox(path, secrets=SECRET) as inbox:
-        await post(inbox, "completion", told("m-1"))
-        await post(inbox, "terminate", told("m-2", TERMINATE))
+        await post(inbox, "completion", fields_of("m-1"))
+        await post(inbox, "terminate", fields_of("m-2", TERMINATE))
     at = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
     row = OutcomeRow(
         member_code="m-1",
@@ -229,9 +232,9 @@ async def test_corrections_are_rows_and_the_sum_is_what_is_paid(path, ledger):
     await ledger.invited([invited("m-1"), invited("m-2")])
     async with Inbox(path, secrets=SECRET) as inbox:
         for revenue in (150, 100, 0, 100, 150):
-            await post(inbox, "completion", told("m-1", Revenue=revenue))
-        await post(inbox, "completion", told("m-2", Revenue=150))
-        await post(inbox, "terminate", told("m-2", TERMINATE))
+            await post(inbox, "completion", fields_of("m-1", Revenue=revenue))
+        await post(inbox, "completion", fields_of("m-2", Revenue=150))
+        await post(inbox, "terminate", fields_of("m-2", TERMINATE))
     rows = await ledger.rows()
     assert [(row.ending, row.revenue) for row in rows] == [
         (SurveyEnding.COMPLETED, Decimal("1.50")),
@@ -250,7 +253,7 @@ async def test_money_is_exact_in_any_decimal_context(path, ledger, context):
         await ledger.invited([invited("m-1"), invited("m-2")])
         async with Inbox(path, secrets=SECRET) as inbox:
             for member, revenue in (("m-1", 123456), ("m-1", 123460), ("m-2", 100001)):
-                await post(inbox, "completion", told(member, Revenue=revenue))
+                await post(inbox, "completion", fields_of(member, Revenue=revenue))
         # In this thread: another one has a context of its own.
         amounts = [str(row.revenue) for row in ledger.read_rows()]
         (funnel,) = ledger.read_funnel()
@@ -264,8 +267,8 @@ async def test_money_is_exact_in_any_decimal_context(path, ledger, context):
 )
 async def test_the_first_and_the_last_moment_that_a_service_knows_of_are_no_error(path, ledger, at, shown):
     async with Inbox(path, secrets=SECRET) as inbox:
-        await post(inbox, "completion", told("m-1", DateTime=at))
-        await post(inbox, "completion", told("m-2"))
+        await post(inbox, "completion", fields_of("m-1", DateTime=at))
+        await post(inbox, "completion", fields_of("m-2"))
     assert [str(row.ended_at)[:10] for row in await ledger.rows()] == [shown, "2026-11-22"]
     assert [str(row.ended_at)[:10] for row in await ledger.uninvited()] == [shown, "2026-11-22"]
     assert (await ledger.to_arrow()).num_rows == 2
@@ -274,7 +277,7 @@ async def test_the_first_and_the_last_moment_that_a_service_knows_of_are_no_erro
 async def test_a_revenue_of_any_size_can_be_exported(path, ledger):
     async with Inbox(path, secrets=SECRET) as inbox:
         for member, revenue in (("m-1", 2**63 - 1), ("m-2", 1 - 2**63), ("m-3", 150)):
-            await post(inbox, "completion", told(member, Revenue=revenue))
+            await post(inbox, "completion", fields_of(member, Revenue=revenue))
         facts = await inbox.facts().to_arrow()
     revenues = [Decimal("92233720368547758.07"), Decimal("-92233720368547758.07"), Decimal("1.50")]
     assert (await ledger.to_arrow()).column("revenue").to_pylist() == revenues
@@ -287,10 +290,10 @@ async def test_a_correction_joins_the_invite_of_what_it_corrects(path, ledger, r
     await ledger.invited([invited("m-1", survey_id=1, quota_id=5), invited("m-2", survey_id=7, quota_id=9)])
     routing = {"IsAutoRouted": True, "OriginalSurveyId": 1}
     async with Inbox(path, secrets=SECRET) as inbox:
-        await post(inbox, "completion", told("m-2", SurveyId=7, Revenue=300))
+        await post(inbox, "completion", fields_of("m-2", SurveyId=7, Revenue=300))
         for number, revenue in enumerate((150, 100)):
             more = routing if number == routed_at else {}
-            await post(inbox, "completion", told("m-1", SurveyId=2, Revenue=revenue, **more))
+            await post(inbox, "completion", fields_of("m-1", SurveyId=2, Revenue=revenue, **more))
     rows = await ledger.rows()
     assert [(row.member_code, row.quota_id, row.ending, row.revenue) for row in rows] == [
         ("m-1", 5, SurveyEnding.COMPLETED, Decimal("1.50")),
@@ -316,10 +319,10 @@ async def test_nothing_is_overdue_for_longer_than_there_is_time(ledger):
 
 async def test_completes_without_an_invite_are_found(path, ledger):
     async with Inbox(path, secrets=SECRET) as inbox:
-        await post(inbox, "completion", told("m-1"))
-        await post(inbox, "completion", told("m-1", Revenue=75))
-        await post(inbox, "terminate", told("m-2", TERMINATE))
-        await post(inbox, "completion", told("m-3", QuotaID=None, WaveId=78))
+        await post(inbox, "completion", fields_of("m-1"))
+        await post(inbox, "completion", fields_of("m-1", Revenue=75))
+        await post(inbox, "terminate", fields_of("m-2", TERMINATE))
+        await post(inbox, "completion", fields_of("m-3", QuotaID=None, WaveId=78))
     assert [(row.member_code, row.ending) for row in await ledger.uninvited()] == [
         ("m-1", SurveyEnding.COMPLETED),
         ("m-1", SurveyEnding.CORRECTED),
@@ -335,10 +338,10 @@ async def test_completes_without_an_invite_are_found(path, ledger):
 async def test_a_routed_member_belongs_to_the_original_invite(path, ledger):
     await ledger.invited([invited("m-1", survey_id=9, wave_id=1, quota_id=5), invited("m-2")])
     async with Inbox(path, secrets=SECRET) as inbox:
-        await post(inbox, "completion", told("m-1", OriginalSurveyID=9, IsAutoRouted=True))
-        await post(inbox, "completion", told("m-1", OriginalSurveyID=9, SurveyId=2500))
-        await post(inbox, "completion", told("m-2", OriginalSurveyID=9))
-        await post(inbox, "completion", told("m-3", OriginalSurveyID=9))
+        await post(inbox, "completion", fields_of("m-1", OriginalSurveyID=9, IsAutoRouted=True))
+        await post(inbox, "completion", fields_of("m-1", OriginalSurveyID=9, SurveyId=2500))
+        await post(inbox, "completion", fields_of("m-2", OriginalSurveyID=9))
+        await post(inbox, "completion", fields_of("m-3", OriginalSurveyID=9))
     rows = await ledger.rows()
     assert [(row.member_code, row.survey_id, row.is_auto_routed) for row in rows] == [
         ("m-1", 9, True),
@@ -357,7 +360,7 @@ async def test_invites_without_an_end_are_overdue_after_hours(path, ledger):
     await ledger.invited([invited("m-2")], at=datetime(2026, 11, 22, 11, 0, tzinfo=UTC))
     await ledger.invited([invited("m-3")], at=datetime(2026, 11, 21, 11, 0, tzinfo=UTC))
     async with Inbox(path, secrets=SECRET) as inbox:
-        await post(inbox, "terminate", told("m-3", TERMINATE))
+        await post(inbox, "terminate", fields_of("m-3", TERMINATE))
     assert [row.member_code for row in await ledger.overdue(2)] == ["m-1"]
     assert [row.member_code for row in await ledger.overdue(0.5)] == ["m-1", "m-2"]
 
@@ -380,7 +383,7 @@ async def test_only_the_first_entry_counts(ledger):
 async def test_it_can_be_read_as_arrow(path, ledger):
     await ledger.invited([invited("m-1"), invited("\ud800")])
     async with Inbox(path, secrets=SECRET) as inbox:
-        await post(inbox, "completion", told("m-1"))
+        await post(inbox, "completion", fields_of("m-1"))
     table = await ledger.to_arrow()
     assert table.column_names[:3] == ["member_code", "survey_id", "wave_id"]
     assert table["ending"].to_pylist() == ["completed", "open"]

@@ -10,7 +10,7 @@ from notifications_kit import CLOSED, COMPLETION
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import Kind, verify_redirect
-from sampling_async.notifications._signatures import ForgedError, Signatures
+from sampling_async.notifications._access import ForgedError, Signatures
 from sampling_async.notifications._understanding import FieldReader, parse
 
 # A vector that an operator has published.

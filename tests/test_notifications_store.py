@@ -96,8 +96,8 @@ def test_a_late_terminate_does_not_replace_a_completion(store):
     put(store, "completion", COMPLETION)
     assert put(store, "terminate", TERMINATE) == ["overruled"]
     completion, terminate = facts(store)
-    assert (completion.standing, completion.state) == (Validity.STANDS, State.PENDING)
-    assert (terminate.standing, terminate.state) == (Validity.OVERRULED, State.SKIPPED)
+    assert (completion.validity, completion.state) == (Validity.STANDS, State.PENDING)
+    assert (terminate.validity, terminate.state) == (Validity.OVERRULED, State.SKIPPED)
     assert [fact.id for fact in claim(store)] == [completion.id]
 
 
@@ -105,8 +105,8 @@ def test_a_completion_overrules_an_earlier_terminate(store):
     put(store, "terminate", TERMINATE)
     put(store, "completion", COMPLETION)
     terminate, completion = facts(store)
-    assert (terminate.standing, terminate.state) == (Validity.OVERRULED, State.SKIPPED)
-    assert completion.standing is Validity.STANDS
+    assert (terminate.validity, terminate.state) == (Validity.OVERRULED, State.SKIPPED)
+    assert completion.validity is Validity.STANDS
 
 
 @pytest.mark.parametrize("state", [State.HANDLED, State.PENDING])
@@ -124,7 +124,7 @@ def test_a_terminate_that_was_handled_and_then_overruled_is_corrected(store, sta
     (completion,) = claim(store)
     settle(store, completion)
     (correction,) = claim(store)
-    assert (correction.kind, correction.standing) == (Kind.TERMINATE, Validity.OVERRULED)
+    assert (correction.kind, correction.validity) == (Kind.TERMINATE, Validity.OVERRULED)
     assert (correction.corrects, correction.receipts) == (fact.id, 0)
     assert correction.notification == fact.notification
     settle(store, correction, State.DEAD)
@@ -148,7 +148,7 @@ def test_a_reconciliation_is_one_fact_and_overrules_nothing(store):
     assert put(store, "terminate", TERMINATE) == ["overruled"]
     found = facts(store)
     assert [fact.kind for fact in found] == ["completion", "reconciliation", "reconciliation", "terminate"]
-    assert [fact.standing for fact in found] == [*[Validity.STANDS] * 3, Validity.OVERRULED]
+    assert [fact.validity for fact in found] == [*[Validity.STANDS] * 3, Validity.OVERRULED]
     assert found[1].posted_as is Kind.TERMINATE
     assert [fact.kind for fact in claim(store)] == ["completion"]  # in order, for a member
     assert facts(store, kinds=[Kind.RECONCILIATION]) == found[1:3]
@@ -168,7 +168,7 @@ def test_a_quota_closes_without_a_time_but_does_not_open(store):
     assert put(store, "quota_status", status(1, is_live=False) | unclear, at=DAY + 1) == ["repeated"]
     assert put(store, "quota_status", status(2, is_live=True) | unclear, at=DAY + 2) == ["new"]
     assert [fact.kind for fact in facts(store)] == ["quota_status", "quota_status", None]
-    assert [fact.standing for fact in facts(store)][:2] == [Validity.STALE, Validity.STANDS]
+    assert [fact.validity for fact in facts(store)][:2] == [Validity.STALE, Validity.STANDS]
     closing = facts(store)[1]
     assert closing.notification.at is None
     assert (
@@ -178,7 +178,7 @@ def test_a_quota_closes_without_a_time_but_does_not_open(store):
     # What the service says later counts again.
     later = {"UpdateDateTimeUTC": "2026-11-22T10:02:00Z"}
     assert put(store, "quota_status", status(1, is_live=True) | later, at=DAY + 90) == ["new"]
-    assert facts(store)[1].standing is Validity.STALE
+    assert facts(store)[1].validity is Validity.STALE
 
 
 MONTH = 30 * 86_400.0
@@ -205,7 +205,7 @@ def test_a_terminate_with_and_without_its_wave_is_overruled(store, first, second
     assert (completion.kind, completion.corrects) == (Kind.COMPLETION, None)
     settle(store, completion)
     (correction,) = claim(store)
-    assert (correction.corrects, correction.standing) == (terminate.id, Validity.OVERRULED)
+    assert (correction.corrects, correction.validity) == (terminate.id, Validity.OVERRULED)
 
 
 @IN_BOTH_ORDERS
@@ -313,7 +313,7 @@ def test_the_newest_status_of_a_quota_stands(store):
     assert put(store, "quota_status", status(7, is_live=True), at=DAY) == ["stale"]
     assert put(store, "quota_status", status(9, is_live=False), at=DAY) == ["repeated"]
     assert put(store, "quota_status", status(1, is_live=True, quota_id=1101), at=DAY) == ["new"]
-    assert [(fact.notification.at.second, fact.standing) for fact in facts(store)] == [
+    assert [(fact.notification.at.second, fact.validity) for fact in facts(store)] == [
         (5, Validity.STALE),
         (9, Validity.STANDS),
         (7, Validity.STALE),
@@ -325,8 +325,8 @@ def test_the_newest_status_of_a_quota_stands(store):
 def test_of_two_statuses_at_the_same_time_the_closed_one_stands(store, first):
     put(store, "quota_status", status(5, is_live=first), at=DAY)
     put(store, "quota_status", status(5, is_live=not first), at=DAY)
-    (standing,) = [fact for fact in facts(store) if fact.standing is Validity.STANDS]
-    assert not standing.notification.is_live
+    (valid,) = [fact for fact in facts(store) if fact.validity is Validity.STANDS]
+    assert not valid.notification.is_live
 
 
 def test_a_status_of_another_year_does_not_silence_its_quota(store):
@@ -337,8 +337,8 @@ def test_a_status_of_another_year_does_not_silence_its_quota(store):
     # An hour later it is as good as any other time.
     later = {**status(9, is_live=True), "UpdateDateTimeUTC": "2026-11-22T11:01:01Z"}
     assert put(store, "quota_status", later, at=DAY + 3_601) == ["new"]
-    assert [fact.standing for fact in facts(store)] == [Validity.STALE, Validity.STALE, Validity.STANDS]
-    assert facts(store)[0].notification.at.year == 2062  # told as it came
+    assert [fact.validity for fact in facts(store)] == [Validity.STALE, Validity.STALE, Validity.STANDS]
+    assert facts(store)[0].notification.at.year == 2062  # as it came
 
 
 def test_other_kinds_are_facts_once(store):

@@ -21,7 +21,7 @@ from sampling_async.notifications import (
     Terminate,
 )
 from sampling_async.notifications._bodies import NotUnderstoodError
-from sampling_async.notifications._understanding import FieldReader, kind_told, parse
+from sampling_async.notifications._understanding import FieldReader, kind_of_fields, parse
 
 AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
 
@@ -187,7 +187,7 @@ def test_every_form_of_the_inventory_is_a_time(between, fraction, zone):
 
 
 @pytest.mark.parametrize("moment", ["soon", 5, "26/11/2026 19:58"])
-def test_a_time_that_cannot_be_read_is_told(moment):
+def test_a_time_that_cannot_be_read_is_an_anomaly(moment):
     for kind, fields, name in (
         ("completion", COMPLETION, "DateTime"),
         ("survey_closed", CLOSED, "DateTime"),
@@ -253,9 +253,9 @@ def test_what_is_taken_back_is_never_guessed(name, amount):
 
 @pytest.mark.parametrize("posted_as", ["invite", "completion", "terminate"])
 def test_a_reconciliation_comes_to_any_url_of_members(posted_as):
-    assert kind_told(Kind(posted_as), FieldReader(RECONCILIATION)) is Kind.RECONCILIATION
+    assert kind_of_fields(Kind(posted_as), FieldReader(RECONCILIATION)) is Kind.RECONCILIATION
     only_time = {**RECONCILIATION, "ReconciliationID": None}
-    assert kind_told(Kind(posted_as), FieldReader(only_time)) is Kind.RECONCILIATION
+    assert kind_of_fields(Kind(posted_as), FieldReader(only_time)) is Kind.RECONCILIATION
 
 
 NO_IDS = [
@@ -303,28 +303,28 @@ NO_TIMES = [
 def test_a_field_without_a_value_makes_no_reconciliation(no_id, kind):
     for no_time in NO_TIMES:
         fields = {**COMPLETION, "ReconciliationID": no_id, "ReconciliationDateTime": no_time}
-        assert kind_told(Kind(kind), FieldReader(fields)) is Kind(kind)
-    assert kind_told(Kind.QUOTA_STATUS, FieldReader(RECONCILIATION)) is Kind.QUOTA_STATUS
+        assert kind_of_fields(Kind(kind), FieldReader(fields)) is Kind(kind)
+    assert kind_of_fields(Kind.QUOTA_STATUS, FieldReader(RECONCILIATION)) is Kind.QUOTA_STATUS
 
 
 @pytest.mark.parametrize("number", [1, "1", 9.0, "007", "r-9", "0f8fad5b-d9cb-469f-a165-70867728950e", 10**15])
 def test_a_real_id_makes_a_reconciliation(number):
     fields = {**COMPLETION, "ReconciliationID": number, "ReconciliationDateTime": "0001-01-01T00:00:00"}
-    assert kind_told(Kind.COMPLETION, FieldReader(fields)) is Kind.RECONCILIATION
+    assert kind_of_fields(Kind.COMPLETION, FieldReader(fields)) is Kind.RECONCILIATION
     assert read("reconciliation", fields).reconciliation_id == ("9" if number == 9 else str(number))
 
 
 @pytest.mark.parametrize("no_id", NO_IDS)
 def test_a_time_alone_does_not_take_a_completion_away(no_id):
     fields = {**COMPLETION, "ReconciliationID": no_id, "ReconciliationDateTime": "2026-12-01 08:00:00"}
-    assert kind_told(Kind.COMPLETION, FieldReader(fields)) is Kind.COMPLETION
+    assert kind_of_fields(Kind.COMPLETION, FieldReader(fields)) is Kind.COMPLETION
     assert "it counts as a completion" in anomaly_of("completion", fields)
 
 
 @pytest.mark.parametrize("odd", [{"ReconciliationDateTime": "2026-12-01 08:00:00"}, {"ReconciliationID": [9]}])
 def test_a_completion_that_is_half_a_reconciliation_is_odd(odd):
     fields = {**COMPLETION, **odd}
-    assert kind_told(Kind.COMPLETION, FieldReader(fields)) is Kind.COMPLETION
+    assert kind_of_fields(Kind.COMPLETION, FieldReader(fields)) is Kind.COMPLETION
     assert read("completion", fields).revenue == Decimal("1.5")
     assert "reconciliation" in anomaly_of("completion", fields)
 
@@ -332,12 +332,12 @@ def test_a_completion_that_is_half_a_reconciliation_is_odd(odd):
 @pytest.mark.parametrize("kind", ["invite", "completion", "terminate"])
 def test_a_reconciliation_without_an_id_is_known_by_its_time(kind):
     fields = {**MEMBER, "ReconciliationID": 0, "ReconciliationDateTime": "2026-12-01 08:00:00"}
-    assert kind_told(Kind(kind), FieldReader(fields)) is Kind.RECONCILIATION
+    assert kind_of_fields(Kind(kind), FieldReader(fields)) is Kind.RECONCILIATION
     known_by = read("reconciliation", fields).reconciliation_id
     respelled = {**fields, "ReconciliationDateTime": "2026-12-01T08:00:00.000Z"}
     assert read("reconciliation", respelled).reconciliation_id == known_by
     american = {**fields, "ReconciliationDateTime": "12/1/2026 8:00:00 AM"}
-    assert kind_told(Kind(kind), FieldReader(american)) is Kind.RECONCILIATION
+    assert kind_of_fields(Kind(kind), FieldReader(american)) is Kind.RECONCILIATION
     assert read("reconciliation", american).reconciliation_id == "12/1/2026 8:00:00 AM"
     with pytest.raises(NotUnderstoodError, match="reconciliationid"):
         read("reconciliation", MEMBER)

@@ -19,7 +19,7 @@ from sampling_async.simulator import Notifying, Simulator
 
 @pytest.fixture(scope="module")
 def day(tmp_path_factory):
-    """A day of a simulator: outcomes as lines and as a journal, and a store with what was told."""
+    """A day of a simulator: outcomes as lines and as a journal, and a store with the notifications."""
     folder = tmp_path_factory.mktemp("day")
     sim = Simulator(
         seed=4, surveys=8, members=20, notifying=Notifying(completes=0.5, corrected=0.3, reconciled=0.3)
@@ -88,7 +88,7 @@ def test_what_is_taken_back_is_shown(day, store, monkeypatch):
 
 def test_overdue_invites_are_an_exit_code(day, tmp_path):
     sim, folder = day
-    store = tmp_path / "new.db"  # made by recording invites; nothing was told yet
+    store = tmp_path / "new.db"  # made by recording invites; there are no notifications yet
     options = ("--store", store, "--invites", folder / "outcomes.jsonl", "--overdue")
     first = run("outcomes", *options, "1")
     assert first.exit_code == 0

@@ -161,7 +161,7 @@ def test_wrong_candidates_are_refused(changes, message):
     candidates = pa.table({name: column for name, column in columns.items() if column is not None})
     with pytest.raises(InvalidRequestError, match=message):
         PanelMatcher(QuotaIndex([EVERYBODY]), Allocate()).allocate(candidates).read_all()
-    with pytest.raises(InvalidRequestError, match="prices are learned for Allocate"):
+    with pytest.raises(InvalidRequestError, match=r"only Allocate\(n\) has prices"):
         PanelMatcher(QuotaIndex([EVERYBODY])).allocate(candidates).read_all()
 
 
@@ -169,11 +169,11 @@ def test_a_panel_that_can_be_read_once_is_learned_first(generated):
     index, panel = generated
     matcher = PanelMatcher(index, Allocate(3))
     for once in (pa.RecordBatchReader.from_batches(panel.schema, panel.to_batches()), iter(panel.to_batches())):
-        with pytest.raises(InvalidRequestError, match=r"can be read only once.*learn first"):
+        with pytest.raises(InvalidRequestError, match=r"can be read only once.*derive prices first"):
             matcher.run(once).read_all()
     reader = pa.RecordBatchReader.from_batches(panel.schema, panel.to_batches())
     assert matcher.learn(panel).run(reader).read_all() == matcher.run(panel).read_all()
-    with pytest.raises(InvalidRequestError, match="learn the prices of an allocation first"):
+    with pytest.raises(InvalidRequestError, match="this allocation has no prices yet"):
         matcher.map_batches(panel.to_batches())
 
 
@@ -190,7 +190,7 @@ def test_prices_that_were_learned_before_can_be_given():
 def test_prices_are_for_allocations_only(generated):
     index, panel = generated
     for wrong in (PanelMatcher(index).learn, PanelMatcher(index, TopK(3)).learned):
-        with pytest.raises(InvalidRequestError, match="prices are learned for Allocate"):
+        with pytest.raises(InvalidRequestError, match=r"only Allocate\(n\) has prices"):
             wrong(panel)
 
 

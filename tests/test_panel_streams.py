@@ -47,8 +47,8 @@ def test_a_data_frame_that_arrow_does_not_take_is_refused_without_its_values():
         InvalidRequestError, match="values of its column 'member_code' have several types"
     ) as caught:
         PanelMatcher(index).run(mixed).read_all()
-    told = "".join(traceback.format_exception(caught.value))
-    assert not any(code in told for code in ("524289", "SECRET"))
+    text_of_error = "".join(traceback.format_exception(caught.value))
+    assert not any(code in text_of_error for code in ("524289", "SECRET"))
 
 
 def test_a_part_is_a_stream_or_an_iterable_of_batches():

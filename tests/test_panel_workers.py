@@ -127,7 +127,7 @@ class Quick:
 
 def test_a_process_that_has_finished_two_pieces_gets_two():
     worker = Quick()
-    lead = _workers._Lead([worker], iter([(0, None)] * 9))
+    lead = _workers._Distribution([worker], iter([(0, None)] * 9))
     for given in (2, 4, 6):
         lead._receive_messages(0)
         assert worker.had == list(range(given))
@@ -201,7 +201,7 @@ def test_pieces_far_ahead_of_an_unfinished_one_wait(monkeypatch):
             yield number, number
 
     monkeypatch.setattr(_workers, "wait", wait)
-    lead = _workers._Lead([worker], pieces())
+    lead = _workers._Distribution([worker], pieces())
     made = lead.matched(lambda own: (piece for _, piece in own), lambda: False)
     assert [piece for _, piece in made] == list(range(40))
     assert max(ahead) == 2 * _workers._AHEAD

@@ -114,6 +114,11 @@ def test_the_guide_for_contributors_names_files_that_exist():
     ] == []
 
 
+def test_no_file_is_too_long_for_one_decision():
+    lines = {name_of(path): len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
+    assert {name: count for name, count in lines.items() if count > 500 and name != "_client"} == {}
+
+
 def test_a_class_name_stands_once_in_the_package():
     places = defaultdict(list)
     for path in ROOT.rglob("*.py"):

@@ -357,7 +357,7 @@ async def test_large_bodies_are_compressed_if_the_client_accepts_it():
 
 
 async def test_the_same_seed_and_requests_give_the_same_bytes():
-    async def told(sim: Simulator) -> list[bytes]:
+    async def bodies(sim: Simulator) -> list[bytes]:
         async with http(sim) as client:
             answers = [await client.get(panel_path(sim, "Quotas"))]
             ids = [quota.quota_id for quota in quotas_of(sim)]
@@ -367,7 +367,7 @@ async def test_the_same_seed_and_requests_give_the_same_bytes():
             answers.append(await client.get(SETTINGS, params={"partnerGUID": sim.panel_guid}))
             return [answer.content for answer in answers]
 
-    assert await told(Simulator(5)) == await told(Simulator(5))
+    assert await bodies(Simulator(5)) == await bodies(Simulator(5))
     assert Simulator(5).panel_guid != Simulator(6).panel_guid
 
 

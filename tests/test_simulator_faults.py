@@ -379,13 +379,13 @@ async def test_a_bulk_invite_costs_by_its_ids_and_other_calls_as_one():
 )
 async def test_the_outcomes_of_the_client_are_true_under_every_fault(fault: Fault):
     sim = simulator(fault.on("bulk_invite", every=2), inventory=None, surveys=10)
-    told: list[Any] = []
+    outcomes_seen: list[Any] = []
     time = FakeTime()
     async with sim.client(clock=time.clock, sleep=time.sleep) as client:
         ids = [quota.quota_id for survey in (await client.get_quotas()).surveys for quota in survey.quotas]
         for member_code in sim.members:
-            told += await client.bulk_invite(member_code, ids, chunk_size=7)
-    verdict = sim.ledger.check(told)
+            outcomes_seen += await client.bulk_invite(member_code, ids, chunk_size=7)
+    verdict = sim.ledger.check(outcomes_seen)
     assert verdict.ok, verdict
     assert sim.faults.struck()[0][1] > 0
 
@@ -425,9 +425,9 @@ async def test_a_quota_is_refused_as_one_item_of_a_bulk():
     sim = simulator()
     wanted, *others = ids_of(sim)
     sim.faults.add(Fault.refusal(39).on(quota_id=wanted))
-    told = {item["QuotaID"]: item["ResultCode"] for item in await items(sim)}
-    assert told.pop(wanted) == 39
-    assert [told[quota_id] for quota_id in others] == [1] * len(others)
+    outcomes_seen = {item["QuotaID"]: item["ResultCode"] for item in await items(sim)}
+    assert outcomes_seen.pop(wanted) == 39
+    assert [outcomes_seen[quota_id] for quota_id in others] == [1] * len(others)
     assert sim.ledger.count("m000001", wanted) == 0
     assert sim.ledger.count("m000001", others[0]) == 1
 
@@ -498,3 +498,27 @@ def test_a_retry_after_is_what_a_header_can_hold(text):
 def test_a_retry_after_may_be_any_other_text():
     for text in ("soon", "Wed, 25 Nov 2026 12:00:00 GMT", "\xfc", ""):
         assert Fault.status(429, retry_after=text).retry_after == text
+
+
+ARGUMENTS = {"body": (b"x",), "delay": (1,), "refusal": (39,), "status": (503,)}
+CONSTRUCTORS = [name for name, made in vars(Fault).items() if isinstance(made, classmethod)]
+
+
+async def seen(*faults: Fault) -> tuple[object, ...]:
+    """Return what comes for a bulk invite and for two pages of a list, and how long it takes."""
+    sim = simulator(*faults, sleep=(naps := Naps()))
+    try:
+        response = await ask(sim)
+        code = next(iter(sim.members))
+        pages = [await page(sim, maxResults=1), await page(sim, maxResults=1, lastMemberCodeReceived=code)]
+    except (httpx.TransportError, ValueError) as exc:
+        return (type(exc),)
+    return response.status_code, response.headers["content-type"], response.content, pages, naps.taken
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+async def test_each_fault_has_an_effect(name):
+    """A new one gets it in `simulator/_faults.py` (the response) or `simulator/_app.py` (the connection)."""
+    fault = getattr(Fault, name)(*ARGUMENTS.get(name, ()))
+    assert await seen() == await seen()
+    assert await seen(fault) != await seen()

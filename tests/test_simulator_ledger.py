@@ -131,9 +131,9 @@ async def test_requests_can_be_filtered_by_endpoint_and_end():
 
 async def test_a_true_report_is_ok():
     sim = await with_invites()
-    told = [outcome("invited", entry) for entry in sim.ledger.invites]
-    told += [outcome("rejected"), outcome("not_sent")]
-    verdict = sim.ledger.check(told)
+    reported = [outcome("invited", entry) for entry in sim.ledger.invites]
+    reported += [outcome("rejected"), outcome("not_sent")]
+    verdict = sim.ledger.check(reported)
     assert verdict.ok
     assert (verdict.lies, verdict.unread, verdict.unexplained, verdict.lost) == ((), (), (), ())
     assert str(verdict) == "ok: 0 lies, 0 unexplained, 0 unread, 0 lost"
@@ -142,11 +142,11 @@ async def test_a_true_report_is_ok():
 async def test_a_reported_invite_that_was_never_made_is_false():
     sim = await with_invites()
     first, second, *rest = sim.ledger.invites
-    told = [outcome("invited", entry) for entry in rest]
+    reported = [outcome("invited", entry) for entry in rest]
     made_up = outcome("invited", first, url="https://entry.example/never")
     foreign = outcome("invited", second, url=first.url)
     nothing = outcome("invited", url=first.url)
-    verdict = sim.ledger.check([*told, made_up, foreign, nothing])
+    verdict = sim.ledger.check([*reported, made_up, foreign, nothing])
     assert [lie.outcome for lie in verdict.lies] == [made_up, foreign, nothing]
     assert verdict.unexplained == (first, second)
     assert not verdict.ok
@@ -157,12 +157,12 @@ async def test_a_reported_invite_that_was_never_made_is_false():
 async def test_denying_an_invite_is_false(status: Literal["rejected", "not_sent"]):
     sim = await with_invites()
     first, *rest = sim.ledger.invites
-    told = [outcome("invited", entry) for entry in rest]
+    reported = [outcome("invited", entry) for entry in rest]
     denial = outcome(status, first)
-    assert [lie.outcome for lie in sim.ledger.check([*told, denial]).lies] == [denial]
+    assert [lie.outcome for lie in sim.ledger.check([*reported, denial]).lies] == [denial]
     # The same report is true if another outcome has the invite, or says that it may exist.
-    assert sim.ledger.check([*told, denial, outcome("invited", first)]).ok
-    admitted = sim.ledger.check([*told, denial, outcome("unknown", first)])
+    assert sim.ledger.check([*reported, denial, outcome("invited", first)]).ok
+    admitted = sim.ledger.check([*reported, denial, outcome("unknown", first)])
     assert admitted.ok
     assert admitted.unread == (first,)
 
@@ -178,9 +178,9 @@ async def test_an_unreported_invite_is_unexplained():
 
 async def test_an_unknown_outcome_without_an_invite_is_lost_and_no_fault():
     sim = await with_invites()
-    told = [outcome("invited", entry) for entry in sim.ledger.invites]
+    reported = [outcome("invited", entry) for entry in sim.ledger.invites]
     unknown = outcome("unknown")
-    verdict = sim.ledger.check([*told, unknown])
+    verdict = sim.ledger.check([*reported, unknown])
     assert verdict.ok
     assert verdict.lost == (unknown,)
 
@@ -188,15 +188,15 @@ async def test_an_unknown_outcome_without_an_invite_is_lost_and_no_fault():
 async def test_panels_that_share_member_codes_are_checked_one_by_one():
     sim = await with_invites()
     other = sim.add_panel(members=[SimulatedMember("m000001")])
-    told = [outcome("invited", entry) for entry in sim.ledger.invites]
-    assert sim.ledger.check(told, panel_guid=sim.panel_guid).ok
-    assert len(sim.ledger.check(told, panel_guid=other.panel_guid).lies) == len(told)
+    reported = [outcome("invited", entry) for entry in sim.ledger.invites]
+    assert sim.ledger.check(reported, panel_guid=sim.panel_guid).ok
+    assert len(sim.ledger.check(reported, panel_guid=other.panel_guid).lies) == len(reported)
 
 
 def test_an_outcome_of_no_known_status_is_refused():
-    told = InviteOutcome("m000001", 5, "perhaps")  # type: ignore[arg-type]
+    reported = InviteOutcome("m000001", 5, "perhaps")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="perhaps"):
-        Simulator(surveys=1, members=1).ledger.check([told])
+        Simulator(surveys=1, members=1).ledger.check([reported])
 
 
 def test_an_unknown_panel_is_refused():

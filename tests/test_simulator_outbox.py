@@ -31,7 +31,7 @@ async def invite_all(sim: Simulator) -> int:
         return sum([outcome.invite is not None async for outcome in stream])
 
 
-def told(sim: Simulator) -> Counter[str]:
+def kinds_of(sim: Simulator) -> Counter[str]:
     return Counter(posting.kind for posting in sim.notifications.told)
 
 
@@ -57,9 +57,9 @@ async def test_every_invite_ends_in_a_completion_or_a_terminate(tmp_path):
         facts = await facts_of(inbox)
         ended = await facts_of(inbox, Completion, Terminate)
         pairs = {(fact.notification.member_code, fact.notification.quota_id) for fact in ended}
-    assert told(sim)["invite"] == invites
-    assert told(sim)["completion"] + told(sim)["terminate"] == invites
-    assert 0.3 < told(sim)["completion"] / invites < 0.7
+    assert kinds_of(sim)["invite"] == invites
+    assert kinds_of(sim)["completion"] + kinds_of(sim)["terminate"] == invites
+    assert 0.3 < kinds_of(sim)["completion"] / invites < 0.7
     assert pairs == set(sim.ledger.by_pair())
     assert all(fact.kind for fact in facts)
     prices = {survey.survey_id: survey.price.amount for survey in sim.inventory.surveys}
@@ -90,7 +90,7 @@ async def test_a_quota_that_closes_or_opens_is_told_and_a_survey_without_quotas(
 
 
 def is_true(fact) -> bool:
-    return fact.standing is Validity.STANDS
+    return fact.validity is Validity.STANDS
 
 
 async def test_a_quota_that_fills_is_closed(tmp_path):
@@ -139,7 +139,7 @@ async def test_however_badly_they_are_delivered_the_facts_are_the_same(tmp_path,
     completions = [fact for fact in facts if fact.kind == "completion"]
     assert sum(fact.corrects is not None for fact in completions) > 0
     assert max(fact.notification.revenue for fact in completions) < 100
-    overruled = [fact for fact in facts if fact.standing is Validity.OVERRULED]
+    overruled = [fact for fact in facts if fact.validity is Validity.OVERRULED]
     assert overruled
     assert all(fact.kind == "terminate" for fact in overruled)
     members = {fact.notification.member_code for fact in completions}

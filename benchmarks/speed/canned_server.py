@@ -152,7 +152,7 @@ async def _serve(pipe: Connection, canned: Canned) -> None:
     loop = asyncio.get_running_loop()
     answers, wait = _Answers(canned), None
     if canned.latency is not None:
-        from sampling_async.simulator._latency import WorkQueue  # noqa: PLC0415  not where nothing waits
+        from sampling_async.simulator._clock import WorkQueue  # noqa: PLC0415  not where nothing waits
 
         wait = WorkQueue(canned.latency, clock=loop.time).admit
     server = await loop.create_server(lambda: _Connection(answers, wait), "127.0.0.1", 0, backlog=1024)

@@ -25,48 +25,29 @@ Exit codes:
 
 After the first signal, `bulk-invite` and `fan-out` account for every ID: IDs that were given but not sent are
 printed as `not_sent`. That includes the rest of a file, and IDs that a pipe still delivers within a second.
-`campaign run` asks for nothing more, waits up to ten seconds for what is in flight, and writes its files. A
+`campaign run` sends no more requests, waits up to ten seconds for those in flight, and writes its files. A
 second signal ends the program at once. Until a command has begun, signals are blocked.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
+
+from sampling_async._cli._process import (
+    INTERRUPTED,
+    TERMINATED,
+    BestEffortStream,
+    hold_signals,
+    release_signals,
+    terminated_as_interrupted,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from types import FrameType
     from typing import TextIO
 
-INTERRUPTED, TERMINATED = 130, 143
 _NEEDED = {"rich", "typer"}
-_held: list[set[int]] = []
-"""The signal mask from before we blocked signals; empty while we do not block them."""
-
-
-class BestEffortStream:
-    """A stream that ignores errors of writing: a full stderr must not end the work that is reported on it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write a text if it can be written."""
-        with suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Write what is left if it can be written."""
-        with suppress(OSError):
-            self._stream.flush()
 
 
 def main() -> None:
@@ -75,9 +56,9 @@ def main() -> None:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115, PTH123  as long as the program
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
     sys.stderr = cast("TextIO", BestEffortStream(sys.stderr or open(os.devnull, "w")))  # noqa: SIM115, PTH123
-    with _terminated_as_interrupted() as came:
+    with terminated_as_interrupted() as came:
         try:
-            _hold_signals()
+            hold_signals()
             try:
                 _run()
             finally:
@@ -86,47 +67,10 @@ def main() -> None:
             # The signal came before a command had begun, or after it had ended.
             raise SystemExit(TERMINATED if came else INTERRUPTED) from None
         except SystemExit as exc:
-            # SIGTERM was handled like Ctrl-C; only the exit code tells them apart.
+            # SIGTERM was handled like Ctrl-C; only the exit code differs.
             if came and exc.code == INTERRUPTED:
                 raise SystemExit(TERMINATED) from None
             raise
-
-
-def _hold_signals() -> None:
-    """Block SIGINT and SIGTERM until a command is ready to account for its input."""
-    if hasattr(signal, "pthread_sigmask"):  # pragma: no branch  there is none on Windows
-        _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM}))
-
-
-def release_signals() -> None:
-    """Unblock signals. Signals that came meanwhile are delivered now."""
-    while _held:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Generator[list[int]]:
-    """Handle SIGTERM as Ctrl-C would be handled at that moment; yield a list that notes its arrival."""
-    came: list[int] = []
-
-    def take(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        interrupt = signal.getsignal(signal.SIGINT)
-        # SIGINT may be ignored, as in a program that a script runs in the background. SIGTERM still ends it.
-        if not callable(interrupt):
-            raise KeyboardInterrupt
-        interrupt(signal.SIGINT, frame)
-
-    before = signal.getsignal(signal.SIGTERM)
-    # SIGTERM is ignored, or has a handler that this program must not replace.
-    if before is not signal.SIG_DFL:
-        yield came
-        return
-    signal.signal(signal.SIGTERM, take)
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run() -> None:

@@ -135,7 +135,7 @@ class Work(Protocol):
         ...
 
     def pairs(self, item: Any) -> Iterator[Pair]:
-        """Yield the pairs that an item of the source asks for."""
+        """Yield the pairs that an item of the source requests."""
         ...
 
 
@@ -224,7 +224,7 @@ class ManyMembers:
 
 
 class BulkRun:
-    """Asks for invites and shows every outcome.
+    """Requests invites and shows every outcome.
 
     Args:
         work: The requests.
@@ -384,7 +384,7 @@ class _Leftovers:
             await self._flush()
 
     async def add_unasked(self, pair: Pair) -> None:
-        """Show the outcome of a pair at a place that was not sent; an earlier place or run may have sent it."""
+        """Show the outcome of a pair that was not sent here; an earlier line or run may have sent it."""
         if self._journal is None:
             earlier = None if self._stream is None else self._stream.outcome_of(*pair)
             await self.add(earlier or self._not_sent(*pair))

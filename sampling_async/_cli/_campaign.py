@@ -53,7 +53,7 @@ class RunByDefault(Group):
 app: Final = typer.Typer(
     cls=RunByDefault,
     help=(
-        "Ask for invites for a whole panel, and account for every pair of a member and a quota. `campaign "
+        "Request invites for a whole panel, and account for every pair of a member and a quota. `campaign "
         "PANEL --out DIR` is short for `campaign run PANEL --out DIR`; a panel with the name of a command is "
         "written ./pause. DIR holds the ledger and, at the end, invites, pairs, a summary and report.html. The "
         "ledger, the invites and the pairs hold member codes and links: only the owner can read them."
@@ -98,7 +98,7 @@ def run(
         typer.Option(help="The folder of the campaign; it is made.", metavar="DIR", show_default=False),
     ],
 ) -> None:
-    """Plan invites for a whole panel, ask for them, and write what became of each pair.
+    """Plan invites for a whole panel, request them, and write the outcome of each pair.
 
     The plan is shown first, and on a terminal you are asked whether to go on;
     elsewhere --yes is needed. After a Ctrl-C, an outage or a kill, the same
@@ -150,19 +150,19 @@ def pause(
     ] = "",
     as_json: AsJSON = False,
 ) -> None:
-    """Let a campaign ask for nothing more until `resume`; what was asked is still answered.
+    """Pause a campaign: no more requests until `resume`. Those in flight are still answered.
 
-    A run that is active heeds it within a second, and a later run waits too.
+    An active run pauses within a second, and a later run waits too.
     """
     _change(folder, {"paused": True, "reason": reason}, as_json=as_json)
 
 
 @app.command(cls=Command)
 def resume(folder: Folder, *, as_json: AsJSON = False) -> None:
-    """Let a campaign that pauses go on.
+    """End the pause of a campaign.
 
-    It ends a pause; it starts no run. If none is active, `campaign run --out
-    DIR` goes on.
+    It starts no run. If none is active, `campaign run --out
+    DIR` continues the campaign.
     """
     _change(folder, {"paused": False, "reason": ""}, as_json=as_json)
 
@@ -243,7 +243,7 @@ def report(
         from sampling_async.campaign import LESSONS  # noqa: PLC0415
         from sampling_async.campaign._files import write_files  # noqa: PLC0415
 
-        given = Settings(partition=partition, format=format_).over(campaign_run.kept_in(ledger).settings)
+        given = Settings(partition=partition, format=format_).over(campaign_run.saved_in(ledger).settings)
         write_files(
             ledger,
             LESSONS,

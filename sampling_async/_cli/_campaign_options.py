@@ -1,4 +1,4 @@
-"""The options of the commands about campaigns, and how those of one command are kept for the next."""
+"""The options of the commands about campaigns, and how those of one command are saved for the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._cli._match import MatchOptions
+from sampling_async._cli._match_options import MatchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class LimitOptions:
     """The options that set limits. They are text, since each may be `none`."""
 
     concurrency: Annotated[
-        str | None, _option(_LIMITS, "The most members who are asked for at once.", metavar="N|none")
+        str | None, _option(_LIMITS, "The most members whose invites are requested at once.", metavar="N|none")
     ] = None
     invites_per_minute: Annotated[
         str | None, _option(_LIMITS, "The most invites a minute.", metavar="N|none")
@@ -54,7 +54,7 @@ class LimitOptions:
     ] = None
     hours: Annotated[
         str | None,
-        _option(_LIMITS, "The times of the day between which it asks.", metavar="22:00-06:00|none"),
+        _option(_LIMITS, "The times of the day between which it sends requests.", metavar="22:00-06:00|none"),
     ] = None
     zone: Annotated[
         str | None,
@@ -97,7 +97,7 @@ def _parsed(name: str, text: str, option: str) -> Any:
 
 @frozen(kw_only=True)
 class Settings:
-    """The options that a campaign keeps in its ledger. None: not given; what is kept holds, or the default."""
+    """The options that a campaign saves in its ledger. None: the saved value or the default counts."""
 
     column: Annotated[
         list[str] | None,
@@ -141,7 +141,7 @@ class Settings:
         float | None,
         _option(
             _RUN,
-            "Seconds between two looks at the quotas: what is closed is not asked for. 0: never. Default: 60.",
+            "Seconds between two polls of the quotas: closed ones are not requested. 0: never. Default: 60.",
             min=0,
             metavar="SECONDS",
         ),
@@ -150,7 +150,7 @@ class Settings:
         Path | None,
         _option(
             _RUN,
-            "The store of `notifications serve`: what it is told to be closed is not asked for.",
+            "The store of `notifications serve`: quotas that it reports as closed are not requested.",
             metavar="FILE",
         ),
     ] = None
@@ -158,7 +158,7 @@ class Settings:
         int | None,
         _option(
             _RUN,
-            "How often one member is asked for at most, if some of its quotas are refused. Default: 3.",
+            "The most requests for one member, if some of its quotas are refused. Default: 3.",
             min=1,
             metavar="N",
         ),
@@ -176,10 +176,12 @@ class Settings:
         _option(_RUN, "The format of the invites. Default: parquet.", metavar="parquet|jsonl"),
     ] = None
 
-    def over(self, kept: Settings) -> Settings:
-        """Return these settings, and those that were kept where none were given."""
+    def over(self, saved: Settings) -> Settings:
+        """Return these settings; those that were not given are taken from `saved`."""
         # An empty list is how the parser says that nothing was given.
-        return evolve(kept, **{name: value for name, value in _values(self).items() if value not in (None, [])})
+        return evolve(
+            saved, **{name: value for name, value in _values(self).items() if value not in (None, [])}
+        )
 
     def matching(self, workers: int | None = None) -> MatchOptions:
         """Return the options of `match` that these are."""
@@ -204,7 +206,7 @@ DEFAULTS: Final = Settings(
 
 @frozen(kw_only=True)
 class SavedOptions:
-    """What a campaign keeps beside its plan, so that a later command needs only its folder.
+    """What a campaign saves beside its plan, so that a later command needs only its folder.
 
     Attributes:
         panel: The panel's file, as an absolute path, or a query; None if it is not known.
@@ -220,8 +222,8 @@ class SavedOptions:
         Raises:
             InvalidRequestError: There is one. The text names it.
         """
-        values, kept = _values(given), _values(self.settings)
-        other = [name for name in _OF_THE_PLAN if values[name] not in (None, [], kept[name])]
+        values, saved = _values(given), _values(self.settings)
+        other = [name for name in _OF_THE_PLAN if values[name] not in (None, [], saved[name])]
         what = [f"--{name.replace('_', '-')}" for name in other]
         if panel is not None and panel != self.panel:
             what.insert(0, "the panel")
@@ -238,7 +240,7 @@ class SavedOptions:
 
     @classmethod
     def from_json(cls, text: str | None) -> Self:
-        """Return what was kept; the defaults if there is nothing, as in a ledger that another program made."""
+        """Parse saved options; None, as from a ledger that another program made, gives the defaults."""
         found: dict[str, Any] = {} if text is None else json.loads(text)
         known = {each.name for each in fields(Settings)}
         values = {name: value for name, value in found.items() if name in known and value is not None}
@@ -271,7 +273,7 @@ class RunOptions:
         _option(_PLAN, "The number of processes that match. Default: all cores.", min=1, metavar="N"),
     ] = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan, show the plan, and ask for nothing.", metavar="")
+        bool, typer.Option("--dry-run", help="Plan, show the plan, and request nothing.", metavar="")
     ] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first run.", metavar="")] = (
         False

@@ -31,9 +31,7 @@ from sampling_async.campaign._campaign import with_ledger
 from sampling_async.campaign._files import check_partitions, require_own_folder
 from sampling_async.campaign._planning import plan_of
 from sampling_async.matching import Allocate, LiveIndex
-from sampling_async.matching.panel import _files as files
-from sampling_async.matching.panel._columns import OTHERS
-from sampling_async.matching.panel._prices import INVITES_LEFT
+from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
 from sampling_async.notifications import Inbox
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
 LEDGER: Final = "campaign.ledger"
 """The file of the ledger in the folder of a campaign."""
 
-_KEPT: Final = "command"
+_SAVED: Final = "command"
 """The fact of the ledger that holds what later commands need."""
 
 _GRACE: Final = 10.0
@@ -67,9 +65,9 @@ def ledger_in(folder: Path) -> Path:
     return path
 
 
-def kept_in(ledger: CampaignLedger) -> SavedOptions:
+def saved_in(ledger: CampaignLedger) -> SavedOptions:
     """Return what a campaign keeps beside its plan."""
-    return SavedOptions.from_json(ledger.fact(_KEPT))
+    return SavedOptions.from_json(ledger.fact(_SAVED))
 
 
 def title_of(folder: Path) -> str:
@@ -88,18 +86,17 @@ class _Ready:
 
     Attributes:
         plan: Its plan.
-        kept: Its settings.
+        saved: Its settings.
         has_run: Whether a run has begun that plan.
         most: How many more invites its cap allows; None without a cap.
     """
 
     plan: Plan
-    kept: SavedOptions
+    saved: SavedOptions
     has_run: bool
     most: int | None
 
     def in_words(self) -> str:
-        """Return what a run asks for."""
         pairs = f"{self.plan.pairs:,} pairs"
         if self.most is None or self.most >= self.plan.pairs:
             return pairs
@@ -154,26 +151,26 @@ class CampaignJob:
         known = with_ledger(self._ledger, _known) if self._ledger.exists() else None
         if known is not None:
             known.refuse_another_plan(panel, given, self.folder)
-            kept = _checked(evolve(known, settings=given.over(known.settings)))
-            return self._taken_up(kept, changes)
+            saved = _checked(evolve(known, settings=given.over(known.settings)))
+            return self._saved(saved, changes)
         if panel is None:
             raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
-        kept = _checked(SavedOptions(panel=panel, settings=given.over(SavedOptions().settings)))
+        saved = _checked(SavedOptions(panel=panel, settings=given.over(SavedOptions().settings)))
         self._make_folder()
-        self._plan(kept, Campaign.plan, limits=Limits().changed(**changes))
-        return self._taken_up(kept, {})
+        self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
+        return self._saved(saved, {})
 
     def _topped_up(self, panel: str | None) -> _Ready:
         require_own_folder(self.folder, self._ledger)
         changes = self.limits.changes()
-        known = with_ledger(ledger_in(self.folder), kept_in)
+        known = with_ledger(ledger_in(self.folder), saved_in)
         panel = _absolute_panel(panel) or known.panel
         if panel is None:
             raise InvalidRequestError(f"{self._ledger} does not say which panel it was planned for: give PANEL")
         settings = _absolute(self.given).over(known.settings)
-        kept = _checked(SavedOptions(panel=panel, settings=settings))
-        self._plan(kept, Campaign.top_up)
-        return self._taken_up(kept, changes)
+        saved = _checked(SavedOptions(panel=panel, settings=settings))
+        self._plan(saved, Campaign.top_up)
+        return self._saved(saved, changes)
 
     def _make_folder(self) -> None:
         try:
@@ -183,58 +180,58 @@ class CampaignJob:
             raise InvalidRequestError(f"--out {self.folder}: {exc.strerror}") from None
 
     def _plan(
-        self, kept: SavedOptions, make: Callable[[Campaign], Any], *, limits: Limits | None = None
+        self, saved: SavedOptions, make: Callable[[Campaign], Any], *, limits: Limits | None = None
     ) -> None:
-        settings, options = kept.settings, self.options
-        assert kept.panel is not None
+        settings, options = saved.settings, self.options
+        assert saved.panel is not None
         match = settings.matching(options.workers)
-        is_query = files.is_query(kept.panel)
+        panel_is_query = is_query(saved.panel)
         campaign = partial(
             Campaign,
-            panel=kept.panel,
+            panel=saved.panel,
             ledger=self._ledger,
             allocate=_allocate(settings),
             limits=limits,
             cost=settings.cost or 0.0,
             columns=match.renamed(OTHERS | {INVITES_LEFT}),
-            kinds=match.kinds(None if is_query else Path(kept.panel)),
+            kinds=match.kinds(None if panel_is_query else Path(saved.panel)),
             policy=match.policy,
             workers=match.processes,
         )
         if self.options.inventory is None or not self.options.dry_run:
-            self._key()  # a person is asked for it before the work, and not after
+            self._key()  # prompt for it before the work, not after
 
         async def made(client: SamplingClient | None, **inventory: Any) -> None:
-            # Around this only: what fails is told after the spinner has gone.
+            # The spinner covers this only, so that errors are printed after it has disappeared.
             with show.stderr_console().status("Matching the panel"):
                 await make(campaign(client, **inventory))
 
         if self.options.inventory is None:
             self.service.call(made, key=self._key())
         else:
-            # With an inventory a plan asks for nothing, so it needs no client.
+            # With an inventory, planning sends no requests and needs no client.
             anyio.run(partial(made, None, inventory=read_inventory(self.options.inventory)))
 
     def _key(self) -> str:
-        """Return the key; a person is asked for it only once."""
+        """Return the key; prompt for it only once."""
         if not self._keys:
             self._keys.append(self.service.ready())
         return self._keys[0]
 
-    def _taken_up(self, kept: SavedOptions, changes: dict[str, Any]) -> _Ready:
-        """Keep what later commands need, and return what is in the ledger."""
+    def _saved(self, saved: SavedOptions, changes: dict[str, Any]) -> _Ready:
+        """Save what later commands need, and return the campaign as its ledger has it."""
 
-        def take_up(ledger: CampaignLedger) -> _Ready:
-            # Nothing is changed if another run has it.
+        def save(ledger: CampaignLedger) -> _Ready:
+            # Locked first: nothing is changed while another run uses the ledger.
             ledger.lock()
-            ledger.note(**{_KEPT: kept.to_json()})
+            ledger.note(**{_SAVED: saved.to_json()})
             cap = ledger.change_limits(**changes).max_invites
             plan, began = plan_of(ledger), ledger.read("SELECT max(began) FROM runs")[0][0]
             assert plan is not None
             has_run = began is not None and began >= float(ledger.fact("planned_at") or 0)
-            return _Ready(plan, kept, has_run, None if cap is None else max(0, cap - ledger.invited()))
+            return _Ready(plan, saved, has_run, None if cap is None else max(0, cap - ledger.invited()))
 
-        return with_ledger(self._ledger, take_up)
+        return with_ledger(self._ledger, save)
 
     # --- The question
 
@@ -244,10 +241,10 @@ class CampaignJob:
         if self.options.dry_run:
             if show.as_lines(self.options.as_json):
                 ended_by_failure(lambda: show.emit_json(view.plan_json(ready.plan)))
-            show.note(f"Nothing was asked for. The plan is kept. To run it: {self._way_on}")
+            show.note(f"Nothing was requested. The plan is saved. To run it: {self._resume_command}")
             raise typer.Exit(DONE)
         if not ready.plan.pairs:
-            fail("no member matches a quota with room, so there is nothing to ask for", INCOMPLETE)
+            fail("no member matches a quota with room, so there is nothing to request", INCOMPLETE)
         if not ready.has_run and not self.options.yes:
             ended_by_failure(lambda: self._ask(ready))
         asking = _CampaignRun(self.folder, ready, as_json=self.options.as_json)
@@ -255,40 +252,40 @@ class CampaignJob:
         raise typer.Exit(asking.exit_code())
 
     @property
-    def _way_on(self) -> str:
-        return way_on(self.folder)
+    def _resume_command(self) -> str:
+        return resume_command(self.folder)
 
     def _ask(self, ready: _Ready) -> None:
         if not _connection.somebody_is_there():
             fail(
-                f"this asks for {ready.in_words()}, and there is no terminal to confirm that: give --yes", USAGE
+                f"this requests {ready.in_words()}, and there is no terminal to confirm that: give --yes", USAGE
             )
-        typer.echo(f"Ask for {ready.in_words()}? [y/N] ", err=True, nl=False)
+        typer.echo(f"Request {ready.in_words()}? [y/N] ", err=True, nl=False)
         if sys.stdin.readline().strip().casefold() not in {"y", "yes"}:
-            typer.echo(f"Nothing was asked for. The plan is kept. To run it: {self._way_on}", err=True)
+            typer.echo(f"Nothing was requested. The plan is saved. To run it: {self._resume_command}", err=True)
             raise typer.Exit(INCOMPLETE)
 
 
-def way_on(folder: Path) -> str:
-    """Return the command that goes on with a campaign."""
+def resume_command(folder: Path) -> str:
+    """Return the shell command that resumes a campaign."""
     return f"sampling-async campaign run --out {quoted(folder)}"
 
 
 def _known(ledger: CampaignLedger) -> SavedOptions | None:
-    return kept_in(ledger) if ledger.plan else None
+    return saved_in(ledger) if ledger.plan else None
 
 
 def _allocate(settings: Settings) -> Allocate:
     return Allocate(settings.allocate or 5, overshoot=settings.overshoot or 1.0, rates=settings.rate or 1.0)
 
 
-def _checked(kept: SavedOptions) -> SavedOptions:
-    """Return what was given if it can be used: all is checked before the first request, which may take long.
+def _checked(saved: SavedOptions) -> SavedOptions:
+    """Return the options if all can be used. They are checked before the first request, which may take long.
 
     Raises:
         InvalidRequestError: An option cannot be used.
     """
-    settings = kept.settings
+    settings = saved.settings
     settings.matching().renamed(OTHERS | {INVITES_LEFT})
     check_partitions(settings.partition or (), str(settings.format or "parquet"))  # type: ignore[arg-type]
     for option, value in (("--overshoot", settings.overshoot), ("--rate", settings.rate)):
@@ -299,11 +296,10 @@ def _checked(kept: SavedOptions) -> SavedOptions:
         if not settings.watch:
             raise InvalidRequestError("--notifications needs --watch: both are about what is closed meanwhile")
     _allocate(settings)
-    return kept
+    return saved
 
 
 def _absolute(settings: Settings) -> Settings:
-    """Return settings that mean the same in another folder."""
     bands, store = settings.bands, settings.notifications
     return evolve(
         settings,
@@ -313,7 +309,7 @@ def _absolute(settings: Settings) -> Settings:
 
 
 def _absolute_panel(panel: str | None) -> str | None:
-    return panel if panel is None or files.is_query(panel) else str(Path(panel).absolute())
+    return panel if panel is None or is_query(panel) else str(Path(panel).absolute())
 
 
 # --- The run
@@ -331,7 +327,7 @@ class _CampaignRun:
     def __init__(self, folder: Path, ready: _Ready, *, as_json: bool) -> None:
         self._folder = folder
         self._ready = ready
-        self._settings = ready.kept.settings
+        self._settings = ready.saved.settings
         self._as_lines = show.as_lines(as_json) or not show.errors().is_terminal
         self._signals = SignalHandler()
         self._display: Display | None = None
@@ -340,7 +336,7 @@ class _CampaignRun:
         self._campaign_run: CampaignRun | None = None
 
     async def work(self, client: SamplingClient) -> None:
-        """Ask for what is pending; then write the files, however that ended."""
+        """Request the pending pairs; then write the files, even if that failed."""
         failure: Exception | None = None
         with self._signals:
             try:
@@ -388,7 +384,7 @@ class _CampaignRun:
             raise failures[0]
 
     def _stop(self, run: CampaignRun) -> None:
-        """After a signal, ask for nothing more. What was asked may still be answered, for some seconds."""
+        """After a signal, send no more requests; wait some seconds for those in flight."""
         run.stop(self._by_signal)
         # A service that is away answers nothing.
         grace = 0.0 if run.waiting_for == "outage" else _GRACE
@@ -417,7 +413,7 @@ class _CampaignRun:
             show.note(f"It is paused. To end that: sampling-async campaign resume {quoted(self._folder)}")
         elif run.reason.startswith("the cap"):
             show.note(f"To change the cap: sampling-async campaign limit {quoted(self._folder)} ...")
-        show.note(f"{summary.pairs.pending:,} pairs are pending. To go on: {way_on(self._folder)}")
+        show.note(f"{summary.pairs.pending:,} pairs are pending. To go on: {resume_command(self._folder)}")
 
     def exit_code(self) -> int:
         """Return the exit code: 0 if nothing is pending and the fate of each pair is known.
@@ -446,7 +442,7 @@ async def following(client: SamplingClient, settings: Settings) -> AsyncGenerato
         yield None
         return
     store = None if settings.notifications is None else existing_store(settings.notifications)
-    # What was told before the first poll has no effect, since that poll knows better.
+    # Notifications from before the first poll have no effect: the poll is newer.
     last = 0 if store is None else store.last_id()
     async with client.watch_quotas(settings.watch) as watch:
         await watch.refresh()
@@ -454,11 +450,11 @@ async def following(client: SamplingClient, settings: Settings) -> AsyncGenerato
             if store is None:
                 yield live
                 return
-            # This inbox is never entered, so it accepts nothing: only its facts are read. Nobody learns its
-            # secret, and nothing is written to the store of the process that serves.
+            # This inbox is never entered, so it accepts nothing: only its facts are read. Its secret is not
+            # published, and nothing is written to the store of the process that serves.
             inbox = Inbox(store, secrets=secrets.token_urlsafe(32))
             async with live.follow(inbox, after=last):
                 yield live
 
 
-__all__ = ["CampaignJob", "Figures", "kept_in", "ledger_in", "title_of", "way_on"]
+__all__ = ["CampaignJob", "Figures", "ledger_in", "resume_command", "saved_in", "title_of"]

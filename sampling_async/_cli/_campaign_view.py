@@ -47,7 +47,7 @@ class Figures:
         state: `asking`, why it waits, or how it has ended.
         reason: Why it has ended although pairs are pending.
         pairs: The pairs of the campaign, by what became of them.
-        members: Members asked for, in all runs.
+        members: Members with requests, in all runs.
         requests: Requests sent, in all runs.
         invites_per_second: Invites a second, as an average of the last seconds.
         requests_per_second: The same of requests.
@@ -105,7 +105,7 @@ class RunMetrics:
         run = self._run
         invites, requests, done = self._measure()
         pairs, waits = run.pairs, run.waiting_for
-        # During a wait nobody knows how long it lasts.
+        # The length of a wait is not known.
         left = self._seconds_left(invites, done) if pairs.pending and waits in {None, "rate"} else None
         return Figures(
             state=self.state or ("stopping" if run.reason else waits or "asking"),
@@ -378,7 +378,7 @@ def _summary_rows(summary: Summary) -> Iterator[tuple[str, str | Text]]:
     )
     yield "Pairs", account(summary.pairs)
     yield "Requests", f"{summary.requests:,}, {summary.invites_per_request:.2f} invites per request"
-    yield "Success rate", f"{summary.success_rate:.1%} of the pairs that were asked for"
+    yield "Success rate", f"{summary.success_rate:.1%} of the requested pairs"
     if reasons := [f"{count:,} {why}" for why, count in summary.skipped.items()][:_MOST_REASONS]:
         yield "Skipped", "; ".join(reasons)
     yield "Members", f"{summary.invited_members:,} with invites, of {summary.members:,}"
@@ -434,7 +434,7 @@ def show_end(summary: Summary, reason: str) -> None:
     )
     print_codes(summary, console)
     if summary.pairs.unknown:
-        console.print("Unknown: an invite may exist; such a pair is not asked for again.")
+        console.print("Unknown: an invite may exist; such a pair is not requested again.")
 
 
 def limits_json(limits: Limits, *, is_running: bool) -> dict[str, Any]:

@@ -15,21 +15,21 @@ from sampling_async import InvalidRequestError, Journal, SamplingClient, __versi
 from sampling_async._cli import (
     _campaign,
     _doctor,
-    _match,
     _notifications,
     _outcomes,
     _profile,
     _simulation,
     _sources,
     _top,
-    release_signals,
 )
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember, OutcomePrinter
 from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
+from sampling_async._cli._match_options import MatchOptions
 from sampling_async._cli._notify import Notify
 from sampling_async._cli._options import quietable, takes
+from sampling_async._cli._process import release_signals
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._sources import Items, RequestLines, number_of_ids
 from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
@@ -141,7 +141,7 @@ def sampling_async(
     """Hold what is common to all commands."""
     show.set_quiet(False)
     # The two commands keep signals blocked until they can account for their input; the others need no account.
-    # If the key is not in the environment, a person may be asked for it, and Ctrl-C must work meanwhile.
+    # The key may be typed at a prompt, and Ctrl-C must work meanwhile.
     if context.invoked_subcommand not in _ACCOUNTS or KEY_VARIABLE not in os.environ:
         release_signals()
 
@@ -431,7 +431,40 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
         raise
 
 
-app.command(cls=Command)(takes(options=_match.MatchOptions, service=ServiceOptions)(quietable(_match.match)))
+@app.command(cls=Command)
+@takes(options=MatchOptions, service=ServiceOptions)
+@quietable
+def match(
+    service: ServiceOptions,
+    options: MatchOptions,
+    members: Annotated[
+        str,
+        typer.Argument(
+            metavar="PANEL",
+            help=(
+                "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+                "member. The names of its columns are question IDs."
+            ),
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Match a whole panel with the open quotas: count the members of each quota, or list their best quotas.
+
+    Without --top, --requests, --allocate or --sample, the output has one row
+    per quota: the members that match certainly and possibly, the completes
+    still needed, and the shortfall (needed completes minus certain members).
+    The panel may also have the columns member_code, device_type,
+    exclude_surveys, participations and, for --allocate, invites_left. An
+    unanswered question is empty or null.
+    """
+    try:
+        from sampling_async._cli._match_run import MatchRun  # noqa: PLC0415  numpy, pyarrow: an extra
+    except ModuleNotFoundError as exc:
+        fail(f"match needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
+    ended_by_failure(lambda: MatchRun(service, members, options).run())
+
+
 app.add_typer(_campaign.app, name="campaign")
 app.command(cls=Command)(takes(options=_doctor.DoctorOptions, service=ServiceOptions)(_doctor.doctor))
 app.command(cls=Command)(_top.top)

@@ -25,7 +25,7 @@ from sampling_async import (
     SamplingError,
     Timeouts,
 )
-from sampling_async._cli import release_signals
+from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
 from sampling_async._profiles import CHOSEN, chosen_profile, read_profiles, setting
 from sampling_async._wire.trust import context_of_files
@@ -223,7 +223,7 @@ class ServiceOptions:
             return ended_by_failure(lambda: anyio.run(run))
 
     def ready(self) -> str:
-        """Return the key, after a look at address and panel, for commands that do other work before they call.
+        """Check address and panel and return the key, for commands that do other work before they call.
 
         Raises:
             typer.Exit: Something is missing.
@@ -362,7 +362,7 @@ def ended_by_failure(work: Callable[[], T]) -> T:
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader has what it wanted, as with `| head`: no message.
+        # The reader has read enough, as with `| head`: no message.
         silence_stdout()
         raise typer.Exit(INCOMPLETE) from None
     except OSError as exc:

@@ -3,7 +3,7 @@
 This is also the longest example of the package, so it uses public names only. Read `run_day` first: inventory,
 panel, plan, invites, and how each survey ended. At the end, all of it is compared with the service's ledger.
 
-The service runs in a process of its own, so the times are those of the client. The demo ends by counts, not by
+The service runs in another process, so the times are those of the client. The demo ends by counts, not by
 a clock: each end of a survey is sent until it is acknowledged, and only a receiver that refuses stops that.
 """
 
@@ -178,7 +178,7 @@ async def run_day(demo: Demo, watch: Callable[[Step], object] = lambda _: None) 
             SamplingClient(base_url, panel_guid=panel_guid, api_key=api_key, on_attempt=note_attempt) as client,
             client.watch_quotas() as quotas,
             LiveIndex(quotas, kinds=kinds) as live,
-            live.follow(inbox),  # quotas that close meanwhile are not asked for
+            live.follow(inbox),  # quotas that close meanwhile are not requested
         ):
             await live.ready()
             inventory = quotas.quotas
@@ -285,11 +285,11 @@ async def _receiving(inbox: Inbox) -> AsyncGenerator[str]:
 class _Receiver(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals to the demo: they end all of it."""
+        """Do not handle signals: they end the whole demo."""
         yield
 
 
-# --- The service's side, in a process of its own --------------------------------------------------------------
+# --- The service's side, in another process -------------------------------------------------------------------
 
 
 @frozen
@@ -349,7 +349,7 @@ async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGener
 
 
 def _serve(pipe: Connection, demo: Demo, urls: Mapping[str, str]) -> None:
-    """Serve until the outcomes of the client arrive on the pipe, and reply what is known."""
+    """Serve until the client's outcomes arrive on the pipe; reply with a `ServiceReport`."""
     # A terminal sends Ctrl-C to both processes. The parent handles it, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

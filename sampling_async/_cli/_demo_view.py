@@ -85,7 +85,7 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
     console.print(
         "",
         _pairs(
-            Invites=f"{_share(summary.success_rate)} of what was asked for ended in an invite: "
+            Invites=f"{_share(summary.success_rate)} of the requested pairs ended in an invite: "
             f"{summary.pairs.invited:,} invites, {summary.invites_per_request:.1f} a request, "
             f"{summary.expected_value:,.0f} expected (price x incidence rate)",
             Speed=f"{findings.seconds:.1f} s, {len(findings.request_seconds):,} bulk requests: {times}",
@@ -110,7 +110,7 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
 
 
 def _pairs(**texts: str) -> Table:
-    """Return names with a text each, in lines as wide as the terminal."""
+    """Return a grid of names and texts, as wide as the terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", min_width=9)
     for name, text in texts.items():

@@ -81,7 +81,7 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     """Check all between this machine and the service: address, TLS, proxy, key, panel, settings, speed.
 
     Each check says what was found and what to do. The command sends Get
-    Settings only, some ten times, and asks for no invite. Nothing is
+    Settings only, some ten times, and requests no invite. Nothing is
     repeated, so --max-concurrency, --attempts and --patience have no effect.
     The output holds no key, no PanelGUID and no member code. The exit code is
     1 if a check failed, and 0 if there are only warnings.
@@ -116,7 +116,7 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
 def _check_options(
     service: ServiceOptions, profile: Profile | None, key: str, expected: Mapping[str, str] | None
 ) -> CheckOptions | Finding:
-    """Return what is checked, or a finding about a setting with which there would be no client."""
+    """Return what is checked, or a finding about a setting that the client would refuse."""
     Timeouts(read=service.timeout)  # refuses what the client would refuse
     base_url, panel_guid = service.whereto()
     allow_http = service.may_be_http(profile)

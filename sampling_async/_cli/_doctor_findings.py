@@ -150,7 +150,7 @@ def proxy(
         return Finding("Proxy", "ok", found, figures={"Seconds": round(seconds, 4)})
     remedy = "Check SAMPLING_PROXY, --proxy or the profile's proxy. Without a proxy, unset it."
     if re.search(r"answered 50[234]", problem):
-        remedy = f"The proxy does not reach {host}. Is that right? If so, tell whoever runs the proxy."
+        remedy = f"The proxy does not reach {host}. Is that right? If so, ask whoever runs the proxy."
     elif "answered 403" in problem:
         remedy = f"Ask whoever runs the proxy to let you through to {host}."
     return Finding("Proxy", "fail", f"{where}: {problem}", remedy)
@@ -208,7 +208,7 @@ def clock(date: str | None, age: str | None, before: float, after: float) -> Fin
     direction = "ahead of" if ahead > 0 else "behind"
     found = f"the service's Date is {_span(abs(ahead))} {direction} this machine's clock"
     remedy = (
-        "See whether this machine keeps time (`timedatectl`); if it does, tell the operator. Times of "
+        "See whether this machine keeps time (`timedatectl`); if it does, ask the operator. Times of "
         "notifications and of Retry-After are off by as much."
     )
     return Finding("Clock", "fail" if abs(ahead) >= _CLOCK_FAIL else "warn", found, remedy, figures)
@@ -225,7 +225,7 @@ def latency(responses: Sequence[ProbeResponse]) -> Finding:
     if not refusals:
         return Finding("Latency", "ok", found, "", figures)
     failed = f"{len(responses) - len(seconds)} of {len(responses)} requests in a row were refused or lost"
-    remedy = "Run this again. If it stays so, tell the operator: some node of the service may be ill."
+    remedy = "Run this again. If it stays so, ask the operator: some node of the service may be ill."
     return Finding("Latency", "warn", f"{failed} ({', '.join(sorted(refusals))}); {found}", remedy, figures)
 
 
@@ -244,14 +244,14 @@ def service(response: ProbeResponse) -> Finding:
 
 
 def _remedy_of_another(response: ProbeResponse) -> str:
-    """Return what to do if another answered in place of the service; "" if it may be the service itself."""
+    """Return the remedy if the response is not the service's; "" if it may be."""
     if 300 <= response.status < _BAD_REQUEST:  # noqa: PLR2004  redirects
         # Scheme and host only: what comes after may hold a member code or a Guid.
         host = re.match(r"https?://[A-Za-z0-9.:\[\]-]{1,80}(?=/|$)", response.headers.get("location", ""))
         to = f", at {host[0]}" if host else ""
         return f"The client follows no redirects. Give the address that the redirect leads to{to}."
     if response.status >= _SERVER_ERROR:
-        return "The service or a proxy in front of it has a failure. Try again later, or tell the operator."
+        return "The service or a proxy in front of it has a failure. Try again later, or ask the operator."
     if response.status == _BAD_REQUEST and response.result_code is None:
         return next(remedy for words, remedy in _BY_BODY.items() if words in response.body)
     return _BY_STATUS.get(response.status, "")
@@ -334,7 +334,7 @@ def unknown_panel(response: ProbeResponse) -> Finding:
         remedy = "Something else may answer there: a login page, a proxy, another service. Ask the operator."
         return Finding("Panel", "fail", found, remedy)
     found = f"Get Settings was answered with {response.status}"
-    return Finding("Panel", "fail", found, "Tell the operator, with this output.")
+    return Finding("Panel", "fail", found, "Ask the operator, and send this output.")
 
 
 def panel(panel_guid: str, settings: PartnerSettings) -> Finding:

@@ -16,12 +16,11 @@ import anyio
 import httpx
 from attrs import frozen
 
-from sampling_async import DecodeError, PartnerSettings, TransportError, from_json
+from sampling_async import DecodeError, PartnerSettings, TransportError, __version__, from_json
 from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli._connection import first_in_pem, validity_of
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse
 from sampling_async._protocol.requests import get_settings
-from sampling_async._version import __version__
 from sampling_async._wire.address import Proxy, Secret
 from sampling_async._wire.bodies import LimitedBody, RequestBody
 from sampling_async._wire.connection import CONNECTING
@@ -94,7 +93,7 @@ class DoctorRun:
         self._report = report
 
     async def run(self) -> list[Finding]:
-        """Make all checks. After a failure, what needs the same way is skipped."""
+        """Make all checks. After a failure, the checks that depend on it are skipped."""
         findings: list[Finding] = []
         async for finding in self._checks():
             findings.append(finding)
@@ -104,7 +103,7 @@ class DoctorRun:
         return [*findings, *skipped]
 
     async def _checks(self) -> AsyncGenerator[Finding]:
-        """Yield findings, up to a failure of what all others need."""
+        """Yield findings until a check fails that all others depend on."""
         options = self._options
         host = options.base_url.host
         is_loopback = host == "localhost" or host.startswith("127.") or host == "::1"

@@ -68,7 +68,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async campaign top-up night --yes",
         "sampling-async campaign top-up night new-panel.csv",
     ),
-    "campaign pause": ('sampling-async campaign pause night \\\n  --reason "the operator asked for it"',),
+    "campaign pause": ('sampling-async campaign pause night \\\n  --reason "maintenance"',),
     "campaign resume": ("sampling-async campaign resume night",),
     "campaign limit": (
         "sampling-async campaign limit night \\\n  --invites-per-minute 600",

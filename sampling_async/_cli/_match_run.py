@@ -14,10 +14,9 @@ from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._panel_files import read_inventory
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
+from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import pa
-from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS
-from sampling_async.matching.panel._prices import INVITES_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
     from sampling_async import Quotas, Survey
     from sampling_async._cli._connection import ServiceOptions
-    from sampling_async._cli._match import MatchOptions
-    from sampling_async.matching.panel._files import PanelFile
+    from sampling_async._cli._match_options import MatchOptions
+    from sampling_async.matching.panel import PanelFile
 
 SHOWN: Final = 40
 _QUOTAS: Final = 5
@@ -72,13 +71,13 @@ def show_best(batches: Iterator[Any], followed: Followed, *, as_requests: bool) 
             certain += of_certain > 0
             possible += many > 0 and not of_certain
         count += len(batch)
-    told = (
+    summary = (
         f"{followed.members:,} members: {certain:,} match a quota for certain, {possible:,} possibly,"
         f" {followed.members - certain - possible:,} none."
     )
     if as_requests:
-        told += "\nTo request these invites: pipe into sampling-async fan-out"
-    _show(table, count, followed, told)
+        summary += "\nTo request these invites: pipe into sampling-async fan-out"
+    _show(table, count, followed, summary)
 
 
 def show_sample(batches: Iterator[Any], followed: Followed) -> None:
@@ -99,28 +98,28 @@ def show_sample(batches: Iterator[Any], followed: Followed) -> None:
     )
 
 
-def _show(table: Table, rows: int, followed: Followed, told: str) -> None:
+def _show(table: Table, rows: int, followed: Followed, summary: str) -> None:
     # Two displays on one screen would write into each other, so the bar ends before the table begins.
     followed.progress.stop()
     screen = show.screen()
     screen.print(table)
     if rows > SHOWN:
         screen.print(f"[dim]and {rows - SHOWN:,} more; a pipe or --output FILE gets all[/dim]")
-    screen.print(f"\n{told}")
+    screen.print(f"\n{summary}")
 
 
-def tell_oddities(index: QuotaIndex) -> None:
+def report_oddities(index: QuotaIndex) -> None:
     """Report oddities of the inventory on stderr."""
     if index.diagnostics:
         first = index.diagnostics[0]
-        way_out = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
+        hint = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
         _warn(
             f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
-            f"quota {first.quota_id}, {first.message}{way_out}",
+            f"quota {first.quota_id}, {first.message}{hint}",
         )
 
 
-def tell_missing(first: Sequence[str], missing: int, questions: int) -> None:
+def report_missing(first: Sequence[str], missing: int, questions: int) -> None:
     """Report on stderr the questions for which the panel has no column."""
     shown = ", ".join(first) + (", ..." if missing > len(first) else "")
     _warn(
@@ -129,7 +128,7 @@ def tell_missing(first: Sequence[str], missing: int, questions: int) -> None:
     )
 
 
-def tell_written(members: int, output: Path) -> None:
+def report_written(members: int, output: Path) -> None:
     """Report on stderr where the results are."""
     show.note(f"{members:,} members matched: {output}")
 
@@ -182,7 +181,7 @@ class MatchRun:
         names = _OTHERS | {str(question_id) for question_id in matcher.questions}
         opened = partial(files.opened, self._panel, names, renamed, matcher.text_columns)
         source = opened()
-        tell_oddities(index)
+        report_oddities(index)
         self._check_columns(matcher, source)
         if options.as_requests:
             # Before the first line: what is in a pipe is being sent already.
@@ -198,16 +197,16 @@ class MatchRun:
         if options.as_requests:
             results = written.matching_any(results)
         with followed.progress, self._file_named():
-            self._hand_out(results, matcher, followed)
+            self._output(results, matcher, followed)
         if options.output is not None:
-            tell_written(followed.members, options.output)
+            report_written(followed.members, options.output)
 
     def _inventory(self) -> Quotas | tuple[Survey, ...]:
         if self._options.inventory is None:
             return self._service.call(lambda client: client.get_quotas())
         return read_inventory(self._options.inventory)
 
-    def _hand_out(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
+    def _output(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
         options = self._options
         if options.output is not None:
             written.write(results, matcher.schema, options.output)
@@ -237,7 +236,7 @@ class MatchRun:
                 f"has {files.named(columns)}. Give {_advice(columns, ()) or f'--column {MEMBER_CODE}=NAME'}"
             )
         if missing:
-            tell_missing(missing[:_FEW], len(missing), len(questions))
+            report_missing(missing[:_FEW], len(missing), len(questions))
 
     @contextmanager
     def _file_named(self) -> Generator[None]:

@@ -33,7 +33,6 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
-from sampling_async.notifications._records import SETTINGS
 from sampling_async.notifications._store import run_once
 from sampling_async.simulator._transport import listening
 
@@ -152,13 +151,13 @@ def serve(
     """
     if find_spec("uvicorn") is None:
         fail('uvicorn missing: pip install "sampling-async[notifications]"', USAGE)
-    kept = SqliteStore(store)
-    inbox = ended_by_failure(lambda: guard.inbox(kept))
-    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, kept, host, port, public_url, as_json=as_json)))
+    opened = SqliteStore(store)
+    inbox = ended_by_failure(lambda: guard.inbox(opened))
+    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, opened, host, port, public_url, as_json=as_json)))
 
 
 def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
-    with suppress(KeyboardInterrupt):  # the way to end it
+    with suppress(KeyboardInterrupt):  # the usual end
         asyncio.run(work)
 
 
@@ -183,7 +182,7 @@ async def _serve(
             timeout_graceful_shutdown=5,
         )
         async with inbox:
-            # The socket listens by now, so whoever reads the URLs can post to them.
+            # The socket listens already, so the URLs work as soon as they are shown.
             _show_urls(urls, as_json=as_json)
             await uvicorn.Server(config).serve(sockets=[listener])
 
@@ -192,7 +191,7 @@ def _show_urls(urls: dict[Kind, str], *, as_json: bool) -> None:
     if show.as_lines(as_json):
         show.emit_json({str(kind): url for kind, url in urls.items()})
         return
-    show.print_pairs((SETTINGS[kind], Text(url, style="cyan")) for kind, url in urls.items())
+    show.print_pairs((str(kind.setting), Text(url, style="cyan")) for kind, url in urls.items())
     show.screen().print(Text("\nThe URLs hold secrets. Ctrl-C ends it.", style="dim"))
 
 
@@ -207,13 +206,13 @@ def show_facts(
     as_json: AsJSON = False,
 ) -> None:
     """Show what was received: each fact once, however often it came."""
-    facts = (fact for fact in _facts(store, kind) if everything or fact.standing is not Validity.STALE)
+    facts = (fact for fact in _facts(store, kind) if everything or fact.validity is not Validity.STALE)
     ended_by_failure(lambda: _show(facts, as_json=as_json))
 
 
 @app.command(cls=Command)
 def dead(*, store: StoreFile, as_json: AsJSON = False) -> None:
-    """Show the facts whose handler has given up; `replay` hands them over again."""
+    """Show the dead facts: their handler has given up. `replay` makes them pending again."""
     ended_by_failure(lambda: _show(_facts(store, None, State.DEAD), as_json=as_json))
 
 
@@ -238,13 +237,13 @@ def replay(
     fact_ids: Annotated[
         list[int] | None,
         typer.Argument(
-            metavar="FACT_ID", help="Facts to hand over again, handled ones too.", min=1, show_default=False
+            metavar="FACT_ID", help="Facts to handle again, handled ones too.", min=1, show_default=False
         ),
     ] = None,
     *,
     store: StoreFile,
 ) -> None:
-    """Hand facts to their handlers again: those named, or all dead ones."""
+    """Make facts pending again: those named, or all dead ones."""
 
     def again() -> int:
         return run_once(existing_store(store), lambda opened: opened.replay(fact_ids))
@@ -312,10 +311,10 @@ def settings(
         ended_by_failure(lambda: _emit([urls]))
         for kind, verdict in verdicts.items():
             if verdict is not None:
-                typer.echo(f"{SETTINGS[kind]}: {verdict}", err=True)
+                typer.echo(f"{kind.setting}: {verdict}", err=True)
     else:
         show.print_pairs(
-            (f"{SETTINGS[kind]} ({verdicts[kind] or 'not compared'})", Text(url)) for kind, url in urls.items()
+            (f"{kind.setting} ({verdicts[kind] or 'not compared'})", Text(url)) for kind, url in urls.items()
         )
     raise typer.Exit(INCOMPLETE if set(verdicts.values()) - {None, "same"} else DONE)
 
@@ -333,7 +332,7 @@ def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
     """Return what the operator has for a kind: the same, another one, or nothing; None if that is not known."""
     if found is None:
         return None
-    value = found.value(SETTINGS[kind])
+    value = found.value(str(kind.setting))
     if value is None:
         return "not set"
     if kind is Kind.QUOTA_STATUS and found.quota_notifications_enabled is False:
@@ -377,8 +376,8 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
             _kind_name(fact),
             *([f"{fact.received_at:%m-%d %H:%M:%S}"] if is_wide else []),
             str(fact.receipts),
-            fact.state if fact.standing is Validity.STANDS else fact.standing,
-            show.plain(", ".join(f"{name}={value}" for name, value in _told(fact).items())),
+            fact.state if fact.validity is Validity.STANDS else fact.validity,
+            show.plain(", ".join(f"{name}={value}" for name, value in _shown_fields(fact).items())),
         )
     screen.print(table if count else Text("No facts.", "dim"))
     if count > _MOST_ROWS:
@@ -386,15 +385,15 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
         screen.print(Text(text, style="dim"))
 
 
-def _told(fact: Fact[Any]) -> dict[str, Any]:
-    """Return the fields of a fact, without its signature; first what they mean, if they do not say it."""
-    told, means = fact.notification, {}
-    if isinstance(told, UnknownNotification):
-        means["reason"] = told.reason
-    if isinstance(told, Completion):
-        means["worth"] = f"{told.revenue:.2f}"  # the field Revenue counts hundredths
-    if isinstance(told, Reconciliation) and told.amount is not None:
-        means["worth"] = f"-{told.amount:.2f}"
+def _shown_fields(fact: Fact[Any]) -> dict[str, Any]:
+    """Return the fields of a fact without its signature, after what they do not say: reason, worth, anomaly."""
+    notification, means = fact.notification, {}
+    if isinstance(notification, UnknownNotification):
+        means["reason"] = notification.reason
+    if isinstance(notification, Completion):
+        means["worth"] = f"{notification.revenue:.2f}"  # the field Revenue counts hundredths
+    if isinstance(notification, Reconciliation) and notification.amount is not None:
+        means["worth"] = f"-{notification.amount:.2f}"
     if fact.anomaly:
         means["anomaly"] = fact.anomaly
     return {**means, **{name: value for name, value in fact.fields.items() if name != "EncryptedValue"}}
@@ -422,7 +421,7 @@ def _fact_json(fact: Fact[Any]) -> dict[str, Any]:
         "ReceivedAt": fact.received_at.isoformat(),
         "Verified": fact.verified,
         "Corrects": fact.corrects,
-        "Validity": fact.standing,
+        "Standing": fact.validity,
         "State": fact.state,
         "Attempts": fact.attempts,
         "Error": fact.error,

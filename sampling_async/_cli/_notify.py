@@ -55,13 +55,14 @@ class Notify:
         Raises:
             InvalidRequestError: The value is neither an http URL nor a file with the URLs.
         """
-        from sampling_async.simulator._outbox import KINDS  # noqa: PLC0415  an extra
+        from sampling_async.notifications import Kind  # noqa: PLC0415  slow to load
 
         if self.notify is None:
             return None
+        kinds = [str(kind) for kind in Kind if kind.setting]
         if _is_web_address(self.notify):
             url = self.notify if "{kind}" in self.notify else f"{self.notify.rstrip('/')}/{{kind}}"
-            return {kind: url.replace("{kind}", kind) for kind in KINDS}
+            return {kind: url.replace("{kind}", kind) for kind in kinds}
         try:
             found: Any = json.loads(Path(self.notify).read_bytes())
         except OSError as exc:
@@ -70,7 +71,7 @@ class Notify:
             ) from None
         except ValueError:
             found = None
-        is_right = isinstance(found, dict) and found.keys() <= set(KINDS)
+        is_right = isinstance(found, dict) and found.keys() <= set(kinds)
         if not is_right or not all(isinstance(url, str) and _is_web_address(url) for url in found.values()):
             raise InvalidRequestError(
                 f"{self.notify}: expected one JSON object of URLs by kind, as `notifications serve` prints it"
@@ -79,7 +80,7 @@ class Notify:
         return urls
 
     def notifying(self) -> Any:
-        """Return what the simulator tells and how; None if nothing is sent."""
+        """Return what notifications the simulator sends, and how badly; None if none are sent."""
         from sampling_async.simulator import Notifying  # noqa: PLC0415  an extra, and slow to load
 
         if self.notify is None:

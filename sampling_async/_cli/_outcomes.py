@@ -89,7 +89,7 @@ def outcomes(
     a store. Invites from a file get the time of the file.
     """
     if invites and not store.exists():
-        show.note(f"{store} is a new store: nothing was told to it yet")
+        show.note(f"{store} is a new store: it has no notifications yet")
     ledger = OutcomeLedger(store)
     for file in invites or ():
         _record_all(ledger, file)
@@ -114,7 +114,6 @@ def _record_all(ledger: OutcomeLedger, file: Path) -> None:
 
 
 async def _record(ledger: OutcomeLedger, file: Path, at: datetime) -> int:
-    """Record the invites of a file, and return how many are new."""
     if _is_journal(file):
         batch, count = [], 0
         async for outcome in Journal(file).outcomes():
@@ -176,7 +175,7 @@ def _row_json(row: OutcomeRow) -> dict[str, Any]:
         "SurveyID": row.survey_id,
         "WaveID": row.wave_id,
         "QuotaID": row.quota_id,
-        "SurveyEnding": row.ending,
+        "Ending": row.ending,
         "Revenue": float(row.revenue),
         "Reason": row.reason,
         "InvitedAt": _text(row.invited_at),
@@ -217,7 +216,7 @@ def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
     if not rows:
         show.screen().print(Text("None.", "dim"))
         return
-    table = show.new_table("Member", "Survey", "Quota", "SurveyEnding", "Reason", "Revenue", right=["Revenue"])
+    table = show.new_table("Member", "Survey", "Quota", "Ending", "Reason", "Revenue", right=["Revenue"])
     for row in rows:
         quota = "" if row.quota_id is None else str(row.quota_id)
         ending = row.ending if row.invited_at else f"{row.ending}, no invite"
@@ -232,21 +231,21 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
             show.emit_json(_funnel_json(row))
         return
     screen = show.screen()
-    # Only a service that tells the ledger knows who entered; a column of zeros would say that nobody did.
-    is_told = any(row.entered for row in funnel)
+    # Entries are known only if somebody recorded them; else a column of zeros would say that nobody entered.
+    has_entries = any(row.entered for row in funnel)
     cells = [
         (
             str(row.survey_id),
             str(row.wave_id),
             "" if row.quota_id is None else str(row.quota_id),
             f"{row.invited:,}",
-            *([f"{row.entered:,}"] if is_told else []),
+            *([f"{row.entered:,}"] if has_entries else []),
             *(f"{count:,}" for count in (row.completed, row.terminated, row.open, row.uninvited)),
             _money(row.revenue),
         )
         for row in funnel
     ]
-    columns = [column for column in _COLUMNS if is_told or column != _ENTERED]
+    columns = [column for column in _COLUMNS if has_entries or column != _ENTERED]
     screen.print(show.fitting_table(cells, columns, screen.width))
     total = sum((row.revenue for row in funnel), Decimal(0))
     reasons: dict[str, int] = {}

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async import DecodeError, InvalidRequestError, Quotas, Survey, from_json
-from sampling_async._cli._match import bands_file
+from sampling_async._cli._match_options import bands_file
 from sampling_async._private_files import written_whole
+from sampling_async.matching.panel import alike, is_query
 from sampling_async.matching.panel._arrow import pa, pc
-from sampling_async.matching.panel._files import alike, is_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -76,7 +76,7 @@ def show_profile(name: Name, *, as_json: AsJSON = False) -> None:
 def set_key(name: Name) -> None:
     """Store a profile's key in the keyring of the system, in place of an earlier one.
 
-    You are asked for the key, and it is not shown. Without a terminal, it is
+    You type the key, and it is not shown. Without a terminal, it is
     read from stdin.
     """
 
@@ -120,7 +120,7 @@ def _emit(profiles: Iterable[Profile]) -> None:
 
 
 def _row(profile: Profile) -> dict[str, Any]:
-    """Return a profile for people and for JSON. The Guid is no secret: it stands in the file."""
+    """Return a profile for people and for JSON. The Guid is not secret: the file has it too."""
     return {
         "Profile": profile.name,
         "File": str(profile.path),

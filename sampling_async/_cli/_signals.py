@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
-from sampling_async._cli import release_signals
+from sampling_async._cli._process import release_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

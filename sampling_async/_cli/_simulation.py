@@ -111,7 +111,7 @@ def simulate(
         ended_by_failure(lambda: show.emit_json(_service_json(simulator, host, free_port)))
     else:
         ended_by_failure(lambda: _show_service(simulator, host, free_port, panel.files))
-    with suppress(KeyboardInterrupt), sending(simulator, urls):  # Ctrl-C is the way to end it
+    with suppress(KeyboardInterrupt), sending(simulator, urls):  # the usual end
         ended_by_failure(lambda: simulator.run(port=free_port, host=host))
 
 
@@ -256,7 +256,7 @@ def demo(
     """Show a partner's day: a panel in, invites out, and how each survey ended.
 
     The service runs in its own process. Quotas are watched, the panel is
-    matched, a campaign asks for invites, notifications come in. At the end,
+    matched, a campaign requests invites, notifications come in. At the end,
     everything is compared with the service's own ledger, and a report of the
     campaign is written.
     """

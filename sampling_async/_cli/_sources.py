@@ -97,8 +97,6 @@ class QuotaIDs:
 
 
 class _Words:
-    """Parses quota IDs that are words."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         # The end of the last block, which may be the first part of an ID.

@@ -58,7 +58,7 @@ def top(
     """Show what a running client does: limits, waiting requests, latency, connections.
 
     The program must show itself: `async with client.serve_snapshots(SOCKET)`.
-    Looking costs it nothing else. The command ends with exit code 1 when the
+    The program does no other work for it. The command ends with exit code 1 when the
     process goes away. Ctrl-C ends it too.
     """
     if not every <= _LONGEST_PAUSE:  # so that nan is refused too
@@ -75,14 +75,14 @@ def top(
 
 
 class AnotherVersion(ValueError):  # noqa: N818  caught in this module
-    """What the process says is JSON, and not a snapshot of this version."""
+    """The process sent JSON that is not a snapshot of this version."""
 
 
 def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
     """Yield the state until the process goes away.
 
     Raises:
-        InvalidRequestError: Nobody serves snapshots there, or only those of another version.
+        InvalidRequestError: No process serves snapshots there, or only those of another version.
     """
     try:
         yield looked(path)
@@ -116,8 +116,8 @@ def looked(path: Path) -> State:
 
     Raises:
         OSError: It does not answer.
-        AnotherVersion: What it says is not a snapshot of this version.
-        ValueError: It is no JSON.
+        AnotherVersion: It sent no snapshot of this version.
+        ValueError: It sent something that is not JSON.
     """
     with socket.socket(socket.AF_UNIX) as sock:
         until = time.monotonic() + _PATIENCE
@@ -153,18 +153,18 @@ def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
         screen.print(view(first, None, 0.0, screen.width))
         return
     before, at = first, time.monotonic()
-    shown, way_out = view(first, None, 0.0, screen.width), Text("Ctrl-C ends it", "dim")
-    with Live(Group(shown, way_out), console=screen, auto_refresh=False) as live:
+    shown, hint = view(first, None, 0.0, screen.width), Text("Ctrl-C ends it", "dim")
+    with Live(Group(shown, hint), console=screen, auto_refresh=False) as live:
         for state in looks:
             now = time.monotonic()
             shown = view(state, before, now - at, screen.width)
-            live.update(Group(shown, way_out), refresh=True)
+            live.update(Group(shown, hint), refresh=True)
             before, at = state, now
         live.update(shown, refresh=True)
 
 
 def view(state: State, before: State | None, seconds: float, width: int = 80) -> RenderableType:
-    """Return the picture of a state.
+    """Return the display of a state.
 
     Args:
         state: The state.
@@ -174,7 +174,7 @@ def view(state: State, before: State | None, seconds: float, width: int = 80) ->
     """
 
     def rate(read: Callable[[State], float], unit: str = "") -> str:
-        # A process that took the other's place may have connections where that had none, and counts anew.
+        # Another process at the same socket counts from 0, and may have connections where the first had none.
         if before is None or seconds <= 0 or not (before["connections"] or not state["connections"]):
             return _NONE
         more = read(state) - read(before)

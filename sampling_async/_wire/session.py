@@ -1,9 +1,8 @@
 """One attempt: send a request and read its response, over httpx.
 
 An HTTP library alone does not give this service what it needs. The key goes to the configured origin only, and
-into nothing that is printed: it is added by the transport under httpx, which uses our engine or a transport
-that the user gave. Bodies are limited while they are read. An attempt has a limit for its whole time. A failure
-says whether anything was sent.
+into nothing that is printed: the transport under httpx adds it, and uses the engine or the user's transport.
+Bodies are limited while they are read, an attempt in its whole time. A failure says whether anything was sent.
 """
 
 from __future__ import annotations

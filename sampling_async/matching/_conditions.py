@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
 
 from attrs import field, frozen
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from attrs import Attribute
 
-    from sampling_async._contract.records import QuestionAndAnswers
+    from sampling_async import QuestionAndAnswers
 
 
 class Truth(IntEnum):
@@ -57,7 +57,7 @@ class MatchPolicy:
 
     Attributes:
         subquota_rule: How many sub-quotas of a layer a member must fit. `exactly_one` is the contract;
-            `at_least_one` is what partners are told in practice. Both give the same result if the sub-quotas do
+            `at_least_one` is what operators advise in practice. Both give the same result if the sub-quotas do
             not overlap.
         missing: What a question without an answer means. "routable": possible if the service asks the question,
             else no. "possible": always possible, for estimates. "no": always no, to invite only members whose
@@ -258,12 +258,12 @@ def plain_postal(code: str) -> str:
 
 _QUOTES: Final = "=\"'`\u0301\u2018\u2019\u201a\u201b\u201c\u201d\u201e"
 _HYPHENS: Final = "\u02d7\u2043\u2212\u2500\u2796\u30fc"
-"""What looks like a hyphen and is none by its category: minus signs, a bullet, a line, a long sound of kana."""
+"""Hyphens by their look, not by their category: minus signs, a bullet, a line, a long sound of kana."""
 
 
 @lru_cache(maxsize=4096)
 def _plain_character(character: str) -> str:
-    """Return a character of a postal code as it counts: nothing for blanks, hyphens and what is not seen."""
+    """Return the normal form of a character; empty for blanks, hyphens and invisible characters."""
     category = unicodedata.category(character)
     if category in {"Pd", "Cf", "Cc"} or category[0] == "Z" or character in _HYPHENS:
         return ""

@@ -15,14 +15,8 @@ from sampling_async.matching._layers import fitting
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from sampling_async._contract.records import (
-        Layer,
-        Participation,
-        QuestionAndAnswers,
-        Quota,
-        SubQuota,
-        Survey,
-    )
+    from sampling_async import Layer, QuestionAndAnswers, Quota, SubQuota, Survey
+    from sampling_async._contract.records import Participation
     from sampling_async.matching._conditions import Known, Profile, QuestionKinds
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import whole_number
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import LoopYielder
 from sampling_async.notifications import Fact, Inbox, QuotaStatus, StoreError, SurveyClosed, Validity
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("sampling_async.matching")
 _RETRY_SECONDS: Final = 5.0
 _SKEW: Final = timedelta(minutes=5)
-"""How far the clock of the service may be behind ours."""
+"""How far the clock of the service may be behind this machine's."""
 
 
 class Following(BackgroundService):
     """The notifications of an inbox take effect while this block is open; see `LiveIndex.follow`.
 
     Attributes:
-        after: The ID of the last fact that was looked at.
+        after: The ID of the last fact that was read.
     """
 
     _called = "following"
@@ -50,31 +50,33 @@ class Following(BackgroundService):
                     self.after = fact.id
                     await turns.step()
             except StoreError as exc:
-                # It may pass: a disk that is full, a file that is locked.
+                # The cause may pass: a full disk, a locked file.
                 _log.warning("notifications cannot be read, they are tried again: %s", exc)
                 await anyio.sleep(_RETRY_SECONDS)
 
     def _apply(self, fact: Fact[QuotaStatus | SurveyClosed]) -> None:
-        told, came = fact.notification, fact.received_at
-        if fact.standing != Validity.STANDS:
+        change, received = fact.notification, fact.received_at
+        if fact.validity != Validity.STANDS:
             return
-        if isinstance(told, SurveyClosed):
+        if isinstance(change, SurveyClosed):
             # Wave 0 stands for all waves, as in SurveyWaveExclusions.
-            was_open = self._watch.close_survey(told.survey_id, told.wave_id or None, at=came)
-        elif told.is_live:
-            # Services tell this of all quotas, again and again. Only one that is not known to be open is news.
-            since = self._watch.since
-            is_old = since is not None and told.at is not None and _utc(told.at) < since - _SKEW
-            if not is_old and not self._watch.is_open(told.quota_id):
-                self._watch.refresh_soon(came)
+            was_open = self._watch.close_survey(change.survey_id, change.wave_id or None, at=received)
+        elif change.is_live:
+            # Services repeat this for all quotas. It matters only for quotas that are not known to be open.
+            if not self._is_older(change.at, _SKEW) and not self._watch.is_open(change.quota_id):
+                self._watch.refresh_soon(received)
             return
         else:
-            was_open = self._watch.close_quota(told.quota_id, at=came)
-        since = self._watch.since
-        if was_open and since is not None and told.at is not None and _utc(told.at) < since:
+            was_open = self._watch.close_quota(change.quota_id, at=received)
+        if was_open and self._is_older(change.at):
             # By the service's own clock, the newest poll is newer than this: it came late, or the clocks
             # differ. It is closed all the same, because that does less harm, and a poll decides soon.
             self._watch.refresh_soon()
+
+    def _is_older(self, moment: datetime | None, margin: timedelta = timedelta()) -> bool:
+        """Return whether a moment, if known, is before the begin of the newest poll by more than a margin."""
+        since = self._watch.since
+        return since is not None and moment is not None and _utc(moment) < since - margin
 
 
 def _utc(moment: datetime) -> datetime:

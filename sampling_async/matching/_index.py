@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from attrs import evolve, field, frozen
 
+from sampling_async import InvalidRequestError, InviteRequest, Quotas, Survey
 from sampling_async._contract.checks import is_whole, require_functions, require_instance, whole_id
-from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import Participation, Quotas, Survey, hidden
-from sampling_async._protocol.requests import InviteRequest
+from sampling_async._contract.records import Participation, hidden
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds, Truth, lasting
 from sampling_async.matching._evaluate import Reason, evaluate, mask_reasons, recontact_reasons
@@ -217,7 +216,7 @@ class QuotaIndex:
         return was_open
 
     def snapshot(self) -> QuotaIndex:
-        """Return a copy that stays as it is now, whatever is closed in this index later. It takes no time."""
+        """Return a copy that later closings in this index do not change. It takes no time."""
         index = copy(self)
         index._open = self._open.copy()  # noqa: SLF001  its own class
         return index
@@ -254,7 +253,6 @@ class QuotaIndex:
         }
 
     def _lists(self, quota_id: int) -> bool:
-        """Return whether a quota is in the inventory, open or closed."""
         return any(
             bits >> part.bit_of[quota_id] & 1
             for part, bits in zip(self._parts, self._listed, strict=True)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
-    from sampling_async import WatchStatus
-    from sampling_async._contract.records import Participation, Quotas
+    from sampling_async import Quotas, WatchStatus
+    from sampling_async._contract.records import Participation
     from sampling_async._watch.changes import Key
     from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds
     from sampling_async.matching._evaluate import Reason
@@ -106,7 +106,7 @@ class LiveIndex(BackgroundService):
 
     @property
     def status(self) -> WatchStatus:
-        """How good the index is; see `WatchStatus`."""
+        """How current the index is; see `WatchStatus`."""
         # Once the work has ended, no newer inventory will come.
         if self._finished:
             return "failing"
@@ -114,7 +114,7 @@ class LiveIndex(BackgroundService):
 
     @property
     def age(self) -> float | None:
-        """Seconds since the poll began that gave the inventory of the index; None without one."""
+        """Seconds since the poll of the index's inventory began; None without an inventory."""
         age = self._watch.age
         if self._index is None or age is None:
             return None
@@ -202,13 +202,13 @@ class LiveIndex(BackgroundService):
 
             async with live.follow(inbox): ...
 
-        A quota or survey that is told to be closed is closed at once. A quota that is told to be live has the
+        A notification that a quota or survey has closed closes it at once. One that a quota is live has the
         watch poll soon. Notifications that came before the newest poll began have no effect: that poll knew
         better.
 
         Args:
             inbox: The inbox. It must be open.
-            after: The ID of the last fact that needs no look.
+            after: The ID of the last fact to skip; `Following.after` of an earlier block, for instance.
         """
         from sampling_async.matching._following import Following  # noqa: PLC0415  not all have an inbox
 
@@ -219,7 +219,7 @@ class LiveIndex(BackgroundService):
     async def __aenter__(self) -> Self:
         self._watch.must_be_entered()
         await super().__aenter__()
-        # From now on until the block is left, whatever becomes of the work: closings always take effect.
+        # Until the block is left, even if the work fails: closings always take effect.
         self._watch.board.add(self)
         return self
 
@@ -230,7 +230,7 @@ class LiveIndex(BackgroundService):
         await super().__aexit__(exc_type, exc, traceback)
 
     def moved(self, keys: Iterable[Key]) -> None:
-        """Learn which surveys look different now, and close the quotas that they do not show any longer."""
+        """Record which surveys have changed, and close the quotas that they do not show any longer."""
         if self._index is not None:
             for key in keys:
                 self._close_rest_of(key, self._index, self._quotas)
@@ -271,7 +271,7 @@ class LiveIndex(BackgroundService):
             for quota_id in self._watch.hidden():
                 index.close(quota_id)
         else:
-            # A newer inventory has come meanwhile. All that it does not show is closed.
+            # A newer inventory came meanwhile. Close all quotas that it does not show.
             for key in quotas:
                 self._close_rest_of(key, index, quotas)
         # No await between the closing and this.

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from attrs import frozen
 
-from sampling_async._contract.records import Quota, Survey
+from sampling_async import Quota, Survey
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._conditions import Condition, condition_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-    from sampling_async._contract.records import QuestionAndAnswers, SubQuota
+    from sampling_async import QuestionAndAnswers, SubQuota
     from sampling_async.matching._conditions import MatchPolicy, QuestionKinds
 
 K = TypeVar("K", bound="Hashable")

@@ -1,4 +1,4 @@
-"""What an inventory asks about one question, and the quotas that an answer to it rules out.
+"""The demands of an inventory about one question, and the quotas that an answer to it rules out.
 
 A quota or sub-quota may ask for one of several conditions; a layer whose sub-quotas all ask this question is a
 choice between them. Both are a *demand*: it has parts, and each part has conditions. An answer meets few
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
 
 
 class _Doubt(NamedTuple):
-    """What is open without a certain answer: because conditions are vague, or because none was given.
+    """What stays uncertain: because conditions are vague, or because there is no answer.
 
     Attributes:
         parts: The parts that may fit.
@@ -79,7 +79,7 @@ class _Doubt(NamedTuple):
 
 
 class QuestionSets:
-    """Everything that an inventory asks about one question.
+    """All demands of an inventory about one question.
 
     Conditions, demands and parts of demands have places, in the order in which they were added.
 
@@ -150,7 +150,7 @@ class QuestionSets:
         }
         times = Counter(chain.from_iterable(self._places))
         self._asking = of_places(times)
-        # Whoever has several demands needs all of them.
+        # A quota with several demands needs all of them.
         twice = {place for place, count in times.items() if count > 1}
         self._twice = of_places(twice)
         self._shared = {
@@ -172,7 +172,6 @@ class QuestionSets:
         return chain.from_iterable(map(self._having.__getitem__, conditions))
 
     def _having_any(self, demands: set[int] | frozenset[int]) -> int:
-        """Return the set of those who have any of these demands."""
         found = of_places(chain.from_iterable(map(self._places.__getitem__, demands)))
         return found | all_of(map(self._sets.__getitem__, self._sets.keys() & demands))
 
@@ -199,7 +198,6 @@ class QuestionSets:
         return self._ruled(frozenset().union(*map(self._met, values)), self._doubt)
 
     def _met(self, value: int) -> tuple[int, ...]:
-        """Return the parts that a year or an answer ID meets."""
         found = self._parts_met.get(value)
         if found is None:
             found = tuple(self._parts_of(self._meeting.get(value, ())))
@@ -208,7 +206,6 @@ class QuestionSets:
         return found
 
     def _ruled(self, fit: frozenset[int], doubt: _Doubt) -> int:
-        """Return the sets that are ruled out if these parts fit, packed."""
         demands = list(map(self._demands.__getitem__, fit))
         touched = set(demands)
         # A demand none of whose parts is in doubt is met if one part fits, and no full one does. That is the
@@ -230,7 +227,7 @@ class QuestionSets:
             may = without(may, self._having_any(touched & doubt.possible))
         may |= met if len(possible) == len(certain) else self._having_any(possible)
         out, uncertain = without(self._asking, may), without(self._asking, met)
-        # Whoever has two demands is in `met` if either is met, but needs both. So rule it out again by those
+        # A quota with two demands is in `met` if either is met, but needs both. So rule it out again by those
         # that are not met.
         if may & self._twice:
             uncertain |= self._having_any(self._shared - certain)
@@ -253,12 +250,10 @@ class _LongLists:
         self._lengths: set[int] = set()
 
     def add(self, place: int, condition: Condition) -> None:
-        """Add the list of a condition."""
         self._added.append((place, condition.prefixes))
         self._lengths |= condition.lengths
 
     def seal(self) -> None:
-        """Prepare for questions; call it after everything was added."""
         self._left = tuple(self._added)
         self._added.clear()
 

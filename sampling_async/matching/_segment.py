@@ -17,8 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import Quota, Survey
+from sampling_async import InvalidRequestError, Quota, Survey
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import Unions, all_of, ascending, of_places, without
 from sampling_async.matching._layers import fitting

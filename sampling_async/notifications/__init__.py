@@ -17,9 +17,10 @@ It needs no framework. `inbox.app` is an ASGI application; `sampling-async notif
 
 from __future__ import annotations
 
-from sampling_async.notifications._app import NotificationsApp
+from sampling_async.notifications._access import verify_redirect
+from sampling_async.notifications._app import HitResponse, NotificationsApp
 from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryLater
-from sampling_async.notifications._inbox import HitResponse, Inbox, kept_secrets, rotate_secrets
+from sampling_async.notifications._inbox import Inbox, kept_secrets, rotate_secrets
 from sampling_async.notifications._outcomes import OutcomeLedger, OutcomeRow, QuotaFunnel, SurveyEnding
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import (
@@ -33,7 +34,6 @@ from sampling_async.notifications._records import (
     Terminate,
     UnknownNotification,
 )
-from sampling_async.notifications._signatures import verify_redirect
 from sampling_async.notifications._sqlite import SqliteStore
 from sampling_async.notifications._status import InboxStatus, KindStatus
 from sampling_async.notifications._store import (

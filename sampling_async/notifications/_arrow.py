@@ -19,7 +19,7 @@ _OF_FACTS: Final = (
     "verified",
     "anomaly",
     "corrects",
-    "standing",
+    "validity",
     "state",
 )
 _OF_RECORDS: Final = (
@@ -36,7 +36,7 @@ _OF_RECORDS: Final = (
 
 
 def arrow() -> Any:
-    """Return the module pyarrow, as `Any`, because it has no types.
+    """Import pyarrow; it is `Any` because it has no types.
 
     Raises:
         ImportError: It is missing; the text says what to install.
@@ -54,7 +54,7 @@ def facts_table(facts: Sequence[Fact[Any]]) -> Any:
     types = {
         **dict.fromkeys(("received_at", "at"), moment),
         **dict.fromkeys(("verified", "is_live"), pa.bool_()),
-        **dict.fromkeys(("standing", "state", "member_code", "reason", "kind", "posted_as", "fields"), text),
+        **dict.fromkeys(("validity", "state", "member_code", "reason", "kind", "posted_as", "fields"), text),
         **dict.fromkeys(("revenue", "amount"), pa.decimal128(38, 2)),
         "anomaly": text,
     }

@@ -1,4 +1,4 @@
-"""Bodies of notifications as fields: JSON, XML, forms and multipart. The body is believed, not its type.
+"""Bodies of notifications as fields: JSON, XML, forms and multipart. The body decides, not its content type.
 
 Every function raises only `NotUnderstoodError` or `RefusedBodyError`, whatever the bytes are.
 """
@@ -66,7 +66,7 @@ def read_xml(text: str) -> Any:
         if exc.code != _MISMATCH:
             raise NotUnderstoodError("not valid XML") from None
     try:
-        # Names are read without case, but shown as they came.
+        # Case of names is ignored, but the names are shown as received.
         names = (match[0][1:] for match in _TAGS.finditer(text) if not match[0].startswith(("<!", "<?", "</")))
         return _parsed(_TAGS.sub(_lowered, text), names)
     except expat.ExpatError:
@@ -86,7 +86,7 @@ def _parsed(text: str, names: Iterator[str] | None = None) -> Any:
     parser.EndElementHandler = reader.end
     parser.CharacterDataHandler = reader.text
     parser.StartDoctypeDeclHandler = reader.refuse
-    parser.Parse(text, True)  # a text, for which expat overlooks what encoding it declares
+    parser.Parse(text, True)  # given a text, expat ignores the encoding that it declares
     return reader.root
 
 
@@ -105,7 +105,7 @@ class _Element:
         self.text: list[str] = []
 
     def value(self) -> Any:
-        """Return the text of a leaf; otherwise a dict, with a list for each name that stands more than once."""
+        """Return the text of a leaf; otherwise a dict, with a list for each repeated name."""
         text = "".join(self.text).strip()
         if not self.elements and (text or not self.attributes):
             return text
@@ -152,7 +152,6 @@ class _ElementBuilder:
 
 
 def _local(name: str) -> str:
-    """Return a name without its prefix."""
     return name.rpartition(":")[2]
 
 
@@ -164,7 +163,7 @@ _BOUNDARY: Final = re.compile(rb"\s*(--[ -~]{1,200}?)[ \t]*\r?\n")
 
 
 def is_compressed(body: bytes, headers: Iterable[tuple[str, str]]) -> bool:
-    """Return whether a body may become much larger than it came."""
+    """Return whether a body may become much larger when it is decompressed."""
     return body.startswith(b"\x1f\x8b") or bool(_header(headers, "content-encoding"))
 
 
@@ -189,7 +188,7 @@ def read_fields(body: bytes, query: str = "", headers: Sequence[tuple[str, str]]
     if match := _BOUNDARY.match(body):
         value: Any = _multipart(body, match[1])
     else:
-        # Some write the character set into the wrong header.
+        # Some senders put the character set into the wrong header.
         text = decoded(body, content_type, coding) or decoded(_bytes_of(query))
         value = _document(text) if _is_document(text) else _form(text, content_type)
     items = _opened(value)
@@ -207,7 +206,6 @@ def _is_document(value: Any) -> bool:
 
 
 def _document(text: str) -> Any:
-    """Return the value of a document in JSON or XML."""
     text = text.strip(BLANKS)
     value = read_xml(text) if text.startswith("<") else _json(text)
     if not _is_plain(value):
@@ -216,7 +214,7 @@ def _document(text: str) -> Any:
 
 
 def _opened(value: Any, depth: int = DEEPEST) -> list[Fields]:
-    """Return the notifications in a value: without envelopes, and with texts that are documents read."""
+    """Return the notifications in a value: unwrap envelopes, and parse texts that are documents."""
     if not depth:
         raise NotUnderstoodError("it is nested too deeply")
     match value:
@@ -263,7 +261,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MOST_FIELDS:
         raise NotUnderstoodError(f"an object has more than {MOST_FIELDS} fields")
     fields = dict(pairs)
-    # `{"Revenue": 100, "Revenue": 900}`: which one is meant is a guess, and guesses are not for money.
+    # `{"Revenue": 100, "Revenue": 900}`: which one is meant is unknown, and money is not guessed.
     if len(fields) < len(pairs) and any(fields[name] != value for name, value in pairs):
         raise NotUnderstoodError("an object has a field twice")
     return fields
@@ -304,7 +302,7 @@ def _unquoted(text: str, content_type: str) -> str:
 
 
 def _multipart(body: bytes, delimiter: bytes) -> dict[str, str]:
-    """Return the fields of multipart/form-data. The first line says what stands between the parts."""
+    """Return the fields of multipart/form-data. The first line is the delimiter of the parts."""
     pairs: list[tuple[str, str]] = []
     pieces = re.split(rb"(?:\r?\n|\A\s*)" + re.escape(delimiter), body, maxsplit=MOST_FIELDS + 2)
     for piece in pieces[1:]:

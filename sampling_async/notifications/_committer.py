@@ -39,8 +39,8 @@ MOST_BYTES_WAITING: Final = 64 << 20
 class Committer:
     """Runs operations on a store in one thread, in groups.
 
-    An operation may run twice: if one of its group fails, nothing of the group is kept, and each one runs again
-    in a transaction of its own. So an operation does nothing but use the store.
+    If one operation of a group fails, the group is rolled back, and each operation runs again in a separate
+    transaction. An operation may therefore run twice, and must only use the store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -77,7 +77,7 @@ class Committer:
 
         Args:
             operation: What to do.
-            size: The bytes that it keeps in memory until then.
+            size: The bytes that the operation holds in memory.
 
         Raises:
             StoreError: Too many wait, or the store is closed.
@@ -133,15 +133,15 @@ class Committer:
             with self._store.transaction():
                 has_begun = True
                 results = [operation(self._store) for _, operation, _ in group]
-        except BaseException as exc:  # noqa: BLE001  told to whoever waits
+        except BaseException as exc:  # noqa: BLE001  the caller gets it
             if len(group) == 1:
                 group[0][0].set_exception(exc)
                 return
-            if not has_begun:  # somebody else holds the lock, and would do so for each of them
+            if not has_begun:  # another process holds the lock, and would block each of them
                 for future, _, _ in group:
                     future.set_exception(StoreError(str(exc)))
                 return
-            # One of them may be to blame, or the disk: each finds out for itself.
+            # One of them may be the cause, or the disk: run each one alone.
             for job in group:
                 self._commit([job])
             return

@@ -14,7 +14,7 @@ MOST_BYTES: Final = 1 << 20
 """The size of a body that is read, compressed or not: 1 MiB. A longer one is refused with 413."""
 
 BLANKS: Final = "\ufeff\0 \t\r\n"
-"""What may stand around a document. Buffers that are longer than their text leave NULs behind it."""
+"""What may surround a document. Buffers that are longer than their text leave NULs after it."""
 
 _STARTS: Final = (b"{", b"[", b"<")
 _GZIP: Final = b"\x1f\x8b"
@@ -23,17 +23,17 @@ _CHARSET: Final = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)", re.IGNORECASE
 _DECLARED: Final = re.compile(rb"\s*<\?xml[^>]{0,200}?\sencoding\s*=\s*[\"']([\w.:-]+)", re.ASCII)
 _ASCII: Final = bytes(range(1, 128))
 _WESTERN: Final = {"ascii", "cp1252", "iso8859-1", "utf-8"}
-"""What adds nothing to reading UTF-8 with single bytes of windows-1252 in it."""
+"""Declared character sets without effect: all their texts are UTF-8, or windows-1252 byte by byte."""
 
 _FOREIGN: Final = "sampling_async.windows-1252"
 
 
 class NotUnderstoodError(ValueError):
-    """A body is not what it should be. The text is the reason, without any value of the body."""
+    """A body cannot be read. The text is the reason, without any value of the body."""
 
 
 class RefusedBodyError(ValueError):
-    """A body is answered with an error. The text is the verdict of its receipt; `status` is that of HTTP."""
+    """A body is refused. The text is the verdict of its receipt; `status` is the HTTP status."""
 
     def __init__(self, status: int, verdict: str) -> None:
         super().__init__(verdict)
@@ -68,9 +68,9 @@ def uncompressed(body: bytes, codings: str = "") -> bytes:
 def decoded(body: bytes, *declared: str | None) -> str:
     """Return a document as text, without what may stand around it.
 
-    The bytes decide: the zeros of UTF-16 and UTF-32, and whether they are UTF-8. Only then counts what is
-    declared. Bytes that fit into neither are read as windows-1252, each for itself, so that one of them does
-    not spoil the others.
+    The bytes decide: the zeros of UTF-16 and UTF-32, and whether they are UTF-8. Only then do declarations
+    count. Bytes that are in no such character set are read as windows-1252 one by one, so that one of them
+    does not spoil the others.
 
     Args:
         body: The bytes.
@@ -120,7 +120,7 @@ def _unzipped(body: bytes) -> bytes:
 
 
 def _inflated(body: bytes) -> bytes:
-    """Return the content of a deflate body; the standard says with the frame of zlib, many send it without."""
+    """Return the content of a deflate body. The standard wants a zlib frame; many senders leave it out."""
     for bits in (15, -15):
         try:
             return _member(body, bits, MOST_BYTES)[0]
@@ -130,7 +130,7 @@ def _inflated(body: bytes) -> bytes:
 
 
 def _member(body: bytes, bits: int, most: int) -> tuple[bytes, bytes]:
-    """Return the content of a compressed body, at most so many bytes, and what stands behind it."""
+    """Return the content of a compressed body, at most `most` bytes, and the bytes after it."""
     inflater = zlib.decompressobj(wbits=bits)
     try:
         content = inflater.decompress(body, most + 1)

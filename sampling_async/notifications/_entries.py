@@ -23,14 +23,14 @@ from sampling_async.notifications._records import (
     Terminate,
 )
 from sampling_async.notifications._store import Entry, SurveyEnd
-from sampling_async.notifications._understanding import TIMES, FieldReader, hundredths, kind_told, parse
+from sampling_async.notifications._understanding import TIMES, FieldReader, hundredths, kind_of_fields, parse
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
+    from sampling_async.notifications._access import Signatures
     from sampling_async.notifications._records import Fields, Kind, Notification
-    from sampling_async.notifications._signatures import Signatures
     from sampling_async.notifications._store import Receipt
 
 _WAVES: Final = """
@@ -40,10 +40,10 @@ AND (quota IS NULL OR ? IS NULL OR quota = ?) ORDER BY quota = ? DESC, id DESC L
 
 
 def in_its_wave(database: sqlite3.Connection, entry: Entry) -> Entry:
-    """Return a new entry, of the wave in which the member has an end already if it says none itself.
+    """Return a new entry; without a wave, it gets that of an earlier end of the same member and survey.
 
-    An end that says its wave takes in those which came before it without one. Two quotas are two ends. Of
-    several waves it is that of the same quota, then the last one.
+    An end with a wave takes over the earlier ones without a wave. Ends of different quotas stay apart. If the
+    member has ends in several waves, the end of the same quota decides, else the last one.
     """
     end = entry.end
     if end is None:
@@ -78,7 +78,7 @@ def _take_in(database: sqlite3.Connection, key: str, end: SurveyEnd) -> None:
 
 
 def _says_wave(fields: str) -> bool:
-    """Return whether there is a wave in fields as JSON: a wave 0 that is told is one of its own."""
+    """Return whether fields, given as JSON, name a wave. A wave 0 that they name is a wave like any other."""
     return FieldReader(json.loads(fields)).has_wave
 
 
@@ -96,7 +96,7 @@ _AHEAD: Final = 3600.0
 
 
 def read_entries(hit: Receipt, signatures: Signatures) -> Sequence[Entry]:
-    """Return what a hit tells; what is not understood is an entry too.
+    """Return the notifications of a hit as entries; what is not understood is an entry too.
 
     Raises:
         ForgedError: A signature in it is wrong, or missing.
@@ -113,7 +113,7 @@ def read_entries(hit: Receipt, signatures: Signatures) -> Sequence[Entry]:
 def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
     try:
         named = FieldReader(fields)
-        kind = kind_told(hit.kind, named)
+        kind = kind_of_fields(hit.kind, named)
         record = parse(kind, named)
     except NotUnderstoodError as exc:
         return _unknown(hit.kind, fields, _hash(json.dumps(fields, sort_keys=True).encode()), str(exc))
@@ -134,7 +134,7 @@ def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
 
 
 def member_key(survey_id: int, wave_id: int, member_code: str) -> str:
-    """Return the key of what is told of a member in a survey and wave; in ASCII, whatever the code is."""
+    """Return the key of all notifications about a member in a survey and wave; in ASCII for any code."""
     return json.dumps(["member", survey_id, wave_id, member_code])
 
 
@@ -155,13 +155,13 @@ def _end(record: Notification) -> SurveyEnd | None:
 
 
 def _about(record: Notification, named: FieldReader, content: str, came: float) -> tuple[str, str | int | None]:
-    """Return the key of what a record is about, and what else makes it the same as another one.
+    """Return the key of a record, and what else two records of one key must share to be the same.
 
-    Order is kept for each key. It is the same for all ends of a member's survey, and for what is taken back.
+    Facts of one key are handled in order. All ends and reconciliations of a member's survey have one key.
     """
     match record:
         case Completion():
-            # With another revenue it is a correction, and a fact of its own.
+            # With another revenue it is a correction, which is another fact.
             return member_key(record.survey_id, record.wave_id, record.member_code), str(record.revenue)
         case Terminate():
             return member_key(record.survey_id, record.wave_id, record.member_code), None
@@ -172,7 +172,7 @@ def _about(record: Notification, named: FieldReader, content: str, came: float) 
             when = _unclear_time(named, came) if record.at is None else _rank(record, came=came, latest=inf)
             return json.dumps(["quota", record.quota_id]), when
         case SurveyClosed():
-            # A survey may open again, and close again.
+            # A survey may open and close several times.
             when = _unclear_time(named, came) if record.at is None else record.at.isoformat()
             return json.dumps(["survey", record.survey_id, record.wave_id]), when
         case InviteNotification():
@@ -182,7 +182,7 @@ def _about(record: Notification, named: FieldReader, content: str, came: float) 
 
 
 def _unclear_time(named: FieldReader, came: float) -> str | int:
-    """Return what tells two closings apart without a time: the text that should be one, else the day."""
+    """Return what distinguishes closings without a readable time: its text, else the day of receipt."""
     texts = [named.unread[name] for name in sorted(TIMES & named.unread.keys())]
     return json.dumps(texts) if texts else int(came // _DAY)
 
@@ -190,7 +190,7 @@ def _unclear_time(named: FieldReader, came: float) -> str | int:
 def _rank(record: Notification, *, came: float, latest: float) -> int | None:
     """Return the order of a quota's statuses: the time in microseconds. Of the same time, closed is last.
 
-    Without a time it is when it came. A time after `latest`, in seconds since 1970, counts as that one.
+    Without a time, the time of receipt counts. A time after `latest` (seconds since 1970) counts as `latest`.
     """
     if not isinstance(record, QuotaStatus):
         return None
@@ -213,7 +213,7 @@ def _unknown(kind: Kind, fields: Fields, content: str, reason: str) -> Entry:
 
 
 def _hash(*parts: bytes) -> str:
-    """Return a hash of parts; each one's length is hashed too, so that their borders count."""
+    """Return a hash of parts and their lengths, so that ("ab", "c") and ("a", "bc") differ."""
     total = hashlib.sha256()
     for part in parts:
         total.update(b"%d:%b" % (len(part), part))

@@ -1,4 +1,4 @@
-"""The handlers of an inbox: which function takes which record."""
+"""The handlers of an inbox: which function handles which record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 from sampling_async.notifications._records import Notification, UnknownNotification
 from sampling_async.notifications._store import Fact
 
@@ -25,7 +25,7 @@ RECORDS: Final[dict[type[Any], Kind | None]] = {
 
 
 class Handlers:
-    """The handlers of an inbox, by the record that they take."""
+    """The handlers of an inbox, by the record that they handle."""
 
     def __init__(self) -> None:
         self._handlers: dict[type[Any], Handler] = {}
@@ -40,7 +40,7 @@ class Handlers:
 
         Raises:
             RuntimeError: The inbox is open already.
-            InvalidRequestError: A record has a handler already, or the handler's annotation says another one.
+            InvalidRequestError: A record has a handler already, or the handler's annotation names another one.
         """
         if self._is_closed:
             raise RuntimeError("register handlers before the inbox is opened: facts may wait in its store")
@@ -57,7 +57,7 @@ class Handlers:
         self._handlers.update(dict.fromkeys(records, handler))
 
     def close(self) -> None:
-        """Take no more handlers.
+        """Refuse further handlers.
 
         Raises:
             InvalidRequestError: There are handlers, and none for what is not understood.
@@ -74,7 +74,7 @@ class Handlers:
         return [RECORDS[record] for record in self._handlers]
 
     def warn_without(self, kind: Kind) -> None:
-        """Log a warning if facts of a kind wait for a handler that is not there; once."""
+        """Log once that facts of a kind wait and have no handler."""
         if kind not in self.kinds and kind not in self._warned:
             self._warned.add(kind)
             _LOG.warning("a %s came, and there is no handler for it: register one, its facts wait", kind)
@@ -88,7 +88,7 @@ def kind_of(record: Any) -> Kind | None:
     """Return the kind of a record; None for what was not understood.
 
     Raises:
-        InvalidRequestError: It is no record.
+        InvalidRequestError: It is not a record.
     """
     if not isinstance(record, type) or record not in RECORDS:
         raise InvalidRequestError(
@@ -102,7 +102,7 @@ def checked_records(records: tuple[Any, ...]) -> tuple[type[Any], ...]:
     """Return the records that a handler is registered for.
 
     Raises:
-        InvalidRequestError: There is none, or one is no record, as of `@inbox.on` without its brackets.
+        InvalidRequestError: None is given, or one is not a record, as with `@inbox.on` without brackets.
     """
     if not records or any(inspect.isroutine(record) for record in records):
         raise InvalidRequestError("inbox.on takes the records of the handler: write @inbox.on(Completion)")
@@ -112,12 +112,11 @@ def checked_records(records: tuple[Any, ...]) -> tuple[type[Any], ...]:
 
 
 def name_of(handler: object) -> str:
-    """Return the name of a function or class; of another object that of its class."""
+    """Return the name of a function or class, or of the class of another object."""
     return getattr(handler, "__qualname__", None) or type(handler).__qualname__
 
 
 def _annotated(handler: Handler) -> set[type[Any]]:
-    """Return the records that the annotation of a handler's argument names; none if it says nothing of them."""
     try:
         first = next(iter(inspect.signature(handler, eval_str=True).parameters.values()))
     except Exception:  # noqa: BLE001  no signature, or names that are not there at run time: nothing is known

@@ -22,8 +22,8 @@ import anyio
 import anyio.to_thread
 from attrs import define, field, frozen
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_from_0, positive, whole_from_1
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import doubled
@@ -171,7 +171,7 @@ class _Running:
 
 
 class Handling(BackgroundService):
-    """Leases facts from the store, calls their handlers, and keeps what came of it, while its block is open.
+    """Leases facts, calls their handlers and stores the results, while its block is open.
 
     Args:
         committer: Runs operations on the store.
@@ -204,15 +204,15 @@ class Handling(BackgroundService):
         self._secrets = secrets
         self._owner = token_hex(8)
         self._held: dict[int, _Running] = {}
-        # Of its own: handlers that hang must not use up the threads of the application around. The places
+        # Not anyio's limiter: handlers that hang must not use up the threads of the application. The places
         # bound how many are used.
         self._threads = anyio.CapacityLimiter(math.inf)
         self._stuck = 0
-        # The kinds for which an extra place was of no use, until when, and how long to wait for news now.
+        # The kinds for which an extra place was of no use, until when, and how long to wait for new facts.
         self._no_extra_for: set[Kind | None] = set()
         self._no_extra_before = 0.0
         self._wait = policy.poll
-        self._news_of_facts = anyio.Event()
+        self._new_facts = anyio.Event()
         self._idle = Notifier()
         self._stopping = False
         self._call_soon = call_soon_here()
@@ -225,7 +225,7 @@ class Handling(BackgroundService):
             return
 
     def _look(self) -> None:
-        self._news_of_facts.set()
+        self._new_facts.set()
 
     async def finish(self) -> None:
         """Take no more facts, and wait until running handlers have ended, at most `HandlerPolicy.grace`."""
@@ -240,7 +240,7 @@ class Handling(BackgroundService):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_leases)
                 while not self._stopping:
-                    self._news_of_facts = anyio.Event()
+                    self._new_facts = anyio.Event()
                     facts = await self._claim()
                     for fact in facts:
                         handler = self._handlers.of(fact)
@@ -249,17 +249,17 @@ class Handling(BackgroundService):
                         tasks.start_soon(self._handle, running)
                     if not facts:
                         with anyio.move_on_after(self._wait):
-                            await self._news_of_facts.wait()
+                            await self._new_facts.wait()
         finally:
-            # So that they need not wait for the end of their leases.
+            # So that other processes need not wait for the end of the leases.
             self._submit(lambda store: store.release(self._owner))
 
     async def _claim(self) -> list[Fact[Notification]]:
         kinds, most = self._handlers.kinds, self._policy.at_once - len(self._held) + self._stuck
         only, self._wait = kinds, self._policy.poll
         if most <= 0:
-            # The kinds that have no place yet, one fact after the other. While there is none, that is not asked
-            # for each fact that is handled, but a little later.
+            # Look for one fact of a kind that has no place yet. If there is none, do not look again after each
+            # handled fact, but a little later.
             busy = {running.fact.kind for running in self._held.values() if not running.is_stuck}
             only, most = [kind for kind in kinds if kind not in busy], 1
             if not only or self._policy.at_once == 1:
@@ -276,9 +276,9 @@ class Handling(BackgroundService):
             if not facts and only is not kinds:
                 self._no_extra_for = set(only)
                 self._no_extra_before = anyio.current_time() + _EXTRA_SECONDS
-            # A lease that ran out while its handler was still running comes to us again.
+            # If a lease ran out while its handler was still running, the fact was leased again.
             return [fact for fact in facts if fact.id not in self._held]
-        except Exception as exc:  # noqa: BLE001  whatever it is, handling must go on
+        except Exception as exc:  # noqa: BLE001  any error: handling must continue
             reason = exc if isinstance(exc, StoreError) else type(exc).__name__
             _LOG.error("facts cannot be read, and are looked for again: %s", reason)
             return []
@@ -304,10 +304,10 @@ class Handling(BackgroundService):
             self._submit(lambda store: store.extend(self._owner, held, until))
 
     def _look_for_long_ones(self) -> None:
-        """Warn of handlers that take long, and give away the places of those that hang in threads."""
+        """Warn of handlers that take long, and free the places of those that hang in threads."""
         now = anyio.current_time()
         for running in self._held.values():
-            seconds, what = now - running.since, _told_of(running)
+            seconds, what = now - running.since, _description(running)
             if seconds > self._policy.lease and not running.is_long:
                 running.is_long = True
                 _LOG.warning("%s has been running for %.0f seconds; its lease is prolonged", what, seconds)
@@ -325,7 +325,7 @@ class Handling(BackgroundService):
         fact = running.fact
         try:
             settled = await self._attempt(running)
-            # Nobody waits for this to be stored: if it is not, the fact is handled once more.
+            # Do not wait until this is stored: if it is not, the fact is handled once more.
             self._submit(lambda store: store.settle(self._owner, settled))
         finally:
             del self._held[fact.id]
@@ -353,20 +353,20 @@ class Handling(BackgroundService):
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
-            # Our own cancellation ends the handler: that of the scope around all of them. Any other one is a
-            # failure: of a future that it awaited, or of its task, by whoever watches over it. Raised on, that
-            # would end all handling, because a task group takes it for its own.
-            if isinstance(exc, anyio.get_cancelled_exc_class()) and _is_ours():
+            # A cancellation of the scope around all handlers ends this one. Any other cancellation, such as
+            # that of a future which the handler awaited, is a failure of the handler. It must not reach the
+            # task group, which would end all handling.
+            if isinstance(exc, anyio.get_cancelled_exc_class()) and _is_cancelled():
                 raise
             error = _text_of(exc)
             is_dead = isinstance(exc, GiveUp) or fact.attempts >= self._policy.attempts
             self.failed[fact.kind] += 1
-            # As text: a record with the exception itself would hand the local variables to whoever reports it.
+            # As text: with the exception itself, error reports would show its local variables.
             _LOG.log(
                 logging.ERROR if is_dead else logging.WARNING,
                 "%s raised %s in attempt %d%s\n%s",
                 *(
-                    _told_of(running),
+                    _description(running),
                     type(exc).__name__,
                     fact.attempts,
                     "; it is dead" if is_dead else "",
@@ -390,18 +390,17 @@ class Handling(BackgroundService):
 
     def _submit(self, operation: Callable[[Store], object]) -> None:
         try:
-            self._committer.submit(operation).add_done_callback(_told)
+            self._committer.submit(operation).add_done_callback(_log_failure)
         except StoreError as exc:
             _LOG.warning("the state of facts cannot be stored: %s", exc)
 
 
-def _told_of(running: _Running) -> str:
+def _description(running: _Running) -> str:
     fact = running.fact
     return f"fact {fact.id}: the {fact.kind or 'unknown'} handler {name_of(running.handler)}"
 
 
-def _is_ours() -> bool:
-    """Return whether a scope around the current task is cancelled."""
+def _is_cancelled() -> bool:
     return anyio.get_current_task().has_pending_cancellation()
 
 
@@ -414,7 +413,7 @@ def _text_of(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
 
 
-def _told(future: Future[object]) -> None:
+def _log_failure(future: Future[object]) -> None:
     exc = future.exception()
     if exc is not None:
         _LOG.warning("the state of facts cannot be stored: %s", exc)

@@ -1,4 +1,4 @@
-"""The inbox: takes notifications in, stores them, and hands facts to handlers."""
+"""The inbox: receives notifications, stores them, and passes facts to handlers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 import anyio
-from attrs import frozen
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import require_functions, require_instance, whole_number
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import safe_repr
 from sampling_async._pacing.threads import in_thread, join_uncancelled, start
-from sampling_async.notifications._app import AccessControl
+from sampling_async.notifications._access import AccessControl, ForgedError, Signatures
+from sampling_async.notifications._app import Headers, HitResponse, NotificationsApp
 from sampling_async.notifications._bodies import MOST_BYTES, RefusedBodyError, is_compressed
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entries import read_entries
@@ -24,7 +24,6 @@ from sampling_async.notifications._handlers import Handlers, checked_records, ki
 from sampling_async.notifications._handling import HandlerPolicy, Handling
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import SETTINGS, Kind
-from sampling_async.notifications._signatures import ForgedError, Signatures
 from sampling_async.notifications._sqlite import SqliteStore, store_of
 from sampling_async.notifications._status import InboxStatus, status_of
 from sampling_async.notifications._store import Receipt, StoreError, run_once
@@ -33,28 +32,16 @@ if TYPE_CHECKING:
     import os
     from types import TracebackType
 
-    from sampling_async.notifications._app import NotificationsApp
     from sampling_async.notifications._records import Notification
     from sampling_async.notifications._store import State, Store
 
 N = TypeVar("N", bound="Notification")
 H = TypeVar("H", bound=Callable[..., Any])
-Headers: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
-"""The headers of a hit, names in any case."""
-
 _Pairs: TypeAlias = "list[tuple[str, str]]"
 
 _LOG: Final = logging.getLogger("sampling_async.notifications")
 _SECRET_HEADERS: Final = {"authorization", "cookie", "proxy-authorization", "api_auth_key"}
 _LARGE: Final = 1 << 13
-
-
-@frozen
-class HitResponse:
-    """The response to a hit: an HTTP status, and a short text."""
-
-    status: int
-    body: bytes
 
 
 _STORED: Final = HitResponse(200, b"OK")
@@ -85,18 +72,18 @@ class Inbox:
     a secret: keep them out of logs. Any framework can also call `receive` or `receive_sync`.
 
     Before and after its block, hits are answered with 503, so that they are sent again. It may be entered
-    again, in another event loop too, as each test with a `TestClient` does.
+    again, in another event loop too, as `TestClient` does in each test.
 
     Args:
-        store: A file, or a store of your own.
+        store: A file, or a `Store` that you have written.
         secrets: The secrets of the URLs, at least 16 characters each: one or several for all kinds, or a
             mapping from kinds. All of them are valid; `urls` shows the first. See `kept_secrets`.
         basic: Names and passwords of Basic auth, in place of secrets or beside them.
         networks: Where hits may come from, such as `"198.51.100.0/24"`; by default from everywhere.
         trusted_proxies: The networks of your proxies, whose X-Forwarded-For is believed; `"unix"` for one that
             connects through a Unix socket.
-        shared_secrets: The secrets that EncryptedValue is checked with. A wrong one is refused with 403: its
-            receipt is kept, and gives no fact.
+        shared_secrets: The secrets that EncryptedValue is checked with. A wrong value is refused with 403: its
+            receipt is stored, but no fact.
         require_signature: Whether a completion or terminate without EncryptedValue is refused likewise.
         handling: How handlers are called.
         clock: The clock, in seconds since 1970.
@@ -180,22 +167,20 @@ class Inbox:
             await join_uncancelled(start(self._committer.stop))
             self._is_entered = False
 
-    # --- The way in
+    # --- Receiving
 
     @property
     def app(self) -> NotificationsApp:
         """The inbox as an ASGI application, to mount in another one or to serve alone.
 
-        It has no lifespan of its own: the inbox must be open, or it answers 503.
+        It handles no lifespan: open the inbox yourself, or it answers 503.
         """
-        from sampling_async.notifications._app import NotificationsApp  # noqa: PLC0415  it imports this module
-
         return NotificationsApp(self)
 
     def urls(self, base: str) -> dict[Kind, str]:
         """Return the URL of each kind that has a setting, to be entered at the operator. They hold secrets.
 
-        Reconciliations come to those of the other kinds of a member; for a URL of their own see `path`.
+        Reconciliations come to the URLs of completions and terminates; for a separate URL see `path`.
 
         Args:
             base: The URL that `app` is reached at from outside.
@@ -212,7 +197,7 @@ class Inbox:
         return "/".join(["", kind, *self._secrets[kind][:1]])
 
     def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> HitResponse | None:
-        """Return the response to a hit that is not let in; None if it is. Its body need not be read for this.
+        """Return the response to a hit that is refused without reading its body; None if it is not refused.
 
         Args:
             kind: The kind whose URL was called.
@@ -236,9 +221,9 @@ class Inbox:
     async def receive(
         self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
     ) -> HitResponse:
-        """Take in a hit: it is on the disk when this returns a status of 200.
+        """Store a hit: it is on the disk when this returns a status of 200.
 
-        Nothing raises, whatever comes: 404 for a wrong secret or kind, 403 for an address or a signature, 413
+        It never raises. It returns 404 for a wrong secret or kind, 403 for an address or a signature, 413
         for a body over 1 MiB, 415 for a compression that is neither gzip nor deflate, 503 if it could not be
         stored. If cancelled, it may be stored all the same.
 
@@ -257,18 +242,18 @@ class Inbox:
             if len(hit.body) < _LARGE and not is_compressed(hit.body, hit.headers):
                 operation, reply = self._prepared(hit)
             else:
-                # A large body takes longer to read than the event loop should stall; two at once no less.
+                # Parsing a large body would stall the event loop for too long, and so would two at once.
                 async with self._reading:
                     operation, reply = await in_thread(self._prepared, hit)
             await self._committer.run(operation, size=len(hit.body))
-        except Exception as exc:  # noqa: BLE001  the service must hear that it has to send it again
+        except Exception as exc:  # noqa: BLE001  the service must get a 503, so that it sends it again
             return self._not_stored(exc)
         return self._stored(reply)
 
     def receive_sync(
         self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
     ) -> HitResponse:
-        """Take in a hit as `receive` does, from any thread but the event loop's: it blocks."""
+        """Store a hit as `receive` does, from any thread but the event loop's: it blocks."""
         try:
             hit = self._admitted(kind, body, headers, peer, secret=secret, query=query)
             if isinstance(hit, HitResponse):
@@ -296,9 +281,9 @@ class Inbox:
             return refusal
         if len(body) > MOST_BYTES:
             return _TOO_LARGE
-        told = [(name, "<hidden>" if name in _SECRET_HEADERS else value) for name, value in pairs]
+        shown = [(name, "<hidden>" if name in _SECRET_HEADERS else value) for name, value in pairs]
         source = self._access.source(peer or "", pairs)
-        return Receipt(Kind(kind), self._clock(), bytes(body), query or "", told, source)
+        return Receipt(Kind(kind), self._clock(), bytes(body), query or "", shown, source)
 
     def _prepared(self, hit: Receipt) -> tuple[Callable[[Store], object], HitResponse]:
         """Return the operation that stores a hit, and the response when it is stored."""
@@ -334,7 +319,7 @@ class Inbox:
     # --- State
 
     async def status(self) -> InboxStatus:
-        """Return what a readiness probe and a metric need: how much waits, for how long, and what is dead.
+        """Return what a readiness probe and metrics need: numbers of waiting and dead facts, and ages.
 
         The inbox need not be open. It reads the store, in some milliseconds for 100,000 pending facts.
 
@@ -370,7 +355,7 @@ class Inbox:
             *records: `Completion`, `Terminate`, ...
 
         Raises:
-            InvalidRequestError: There is no record, one is none or has a handler already, or the annotation of
+            InvalidRequestError: No record is given, one is not a record or has a handler, or the annotation of
                 the handler's argument says another one, as `Fact[Terminate]` for `Completion`.
             RuntimeError: The inbox was entered already.
         """
@@ -390,20 +375,20 @@ class Inbox:
         The inbox need not be open.
 
         Args:
-            *records: What they tell, `Completion` for instance; by default everything.
+            *records: The records to return, such as `Completion`; by default all.
             after: The ID of the last fact that you have.
-            state: Only those in this state.
-            follow: Whether to wait for more at the end, without end.
+            state: Return only facts in this state.
+            follow: Whether to wait for more facts at the end, forever.
 
         Raises:
-            InvalidRequestError: A record is none.
+            InvalidRequestError: One of `records` is not a record.
         """
         kinds = [kind_of(record) for record in records] or None
         return FactStream(self.store, kinds, after, state, self._policy.poll if follow else None)
 
 
 def kept_secrets(store: Store | str | os.PathLike[str]) -> Mapping[Kind, Sequence[str]]:
-    """Return the secrets of a store, the newest first; a kind that has none gets one, which is kept there.
+    """Return the secrets of a store, the newest first; create and store one for each kind without any.
 
     It blocks for some milliseconds, so call it before the event loop runs. Whoever can read the store's file
     can read them.
@@ -415,9 +400,9 @@ def kept_secrets(store: Store | str | os.PathLike[str]) -> Mapping[Kind, Sequenc
 
 
 def rotate_secrets(store: Store | str | os.PathLike[str], *, keep: int = 2) -> Mapping[Kind, Sequence[str]]:
-    """Put a new secret in front for each kind, and return all; the last `keep` of each kind stay valid.
+    """Add a new secret for each kind and return all, the newest first; the newest `keep` of each stay valid.
 
-    A running inbox knows them after its next start. Enter the new URLs at the operator, and rotate once more
+    A running inbox uses them after its next start. Enter the new URLs at the operator, and rotate once more
     when nothing comes to the old ones any longer.
 
     Raises:
@@ -436,7 +421,7 @@ def rotate_secrets(store: Store | str | os.PathLike[str], *, keep: int = 2) -> M
 def _with_store(
     store: Store | str | os.PathLike[str], operation: Callable[[Store], Mapping[Kind, Sequence[str]]]
 ) -> Mapping[Kind, Sequence[str]]:
-    # A store of its own: the one that was passed may be that of an open inbox.
+    # Not the store that was passed, which an open inbox may be using.
     path = store.path if isinstance(store, SqliteStore) else store
     return run_once(store_of(path), operation)
 
@@ -454,7 +439,7 @@ def _known(
     *,
     is_required: bool,
 ) -> tuple[dict[Kind, tuple[str, ...]], AccessControl, Signatures] | str:
-    """Return who may post, or the text of the problem. The frames of an error would hold secrets."""
+    """Return who may post, or the text of an error: raised here, its frames would show secrets."""
     try:
         by_kind, passwords = _by_kind(secrets), tuple(basic)
         if not passwords and not all(by_kind.values()):

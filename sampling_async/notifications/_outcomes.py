@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from sampling_async import InviteOutcome
 
 _JOINED: Final = """
-WITH told AS (
+WITH notified AS (
     -- A correction may leave out the original survey, and must join the invite of what it corrects.
-    -- Wave 0 says that none was told: then the invite is one of the same survey.
+    -- Wave 0 means that the service named none: then the invite is one of the same survey.
     SELECT f.*, coalesce((
         SELECT o.origin FROM facts AS o WHERE o.key = f.key AND o.origin IS NOT NULL ORDER BY o.id LIMIT 1
     ), CASE f.wave WHEN 0 THEN f.survey END) AS via, (
@@ -60,7 +60,7 @@ WITH told AS (
             ) ORDER BY is_quota DESC, is_before DESC, apart LIMIT 1
         ), f.key)
     END AS invite
-    FROM told AS f
+    FROM notified AS f
 )
 SELECT * FROM (
     SELECT i.key AS invite, coalesce(e.key, i.key) AS key, coalesce(e.survey, i.survey) AS ended_in,
@@ -84,7 +84,7 @@ class InviteStore(SqliteStore):
     """The store of an inbox, as the ledger of outcomes uses it."""
 
     def add_invites(self, invites: Iterable[tuple[str, str, int, int, int, float]]) -> int:
-        """Store invites that are not there yet: key, member, survey, wave, quota and time. Returns how many."""
+        """Store new invites (key, member, survey, wave, quota, time) and return how many are new."""
         before = self._open.total_changes
         self._open.executemany(
             "INSERT INTO invites (key, member, survey, wave, quota, invited) VALUES (?, ?, ?, ?, ?, ?)"
@@ -94,7 +94,7 @@ class InviteStore(SqliteStore):
         return self._open.total_changes - before
 
     def enter(self, member_code: str, quota_id: int, at: float) -> bool:
-        """Note when a member was sent to a survey, the first time; False if there is no such invite."""
+        """Record when a member was first sent to a survey; return False if there is no such invite."""
         cursor = self._open.execute(
             "UPDATE invites SET entered = coalesce(entered, ?) WHERE member = ? AND quota = ?",
             (at, json.dumps(member_code), quota_id),
@@ -147,12 +147,12 @@ class OutcomeRow:
         quota_id: The quota of the invite; without an invite that of the notification, if it says one.
         ending: How it has ended.
         revenue: What this row adds to the revenue, in units of the currency. A correction is the difference to
-            what was told before, and a reconciliation is below 0, so that the sum of all rows is what is paid.
+            the revenue before, and a reconciliation is below 0, so that the sum of all rows is what is paid.
         reason: The reason of a terminate or a reconciliation.
         invited_at: When the invite was recorded; None if there is no invite.
-        entered_at: When the member was sent to the survey, if that was recorded.
-        ended_at: When the service says that it ended; when it was received, if the service does not say.
-        fact_id: The fact that tells of the end, or None.
+        entered_at: When the member was sent to the survey, if recorded.
+        ended_at: When it ended; if the service does not say, when the notification was received.
+        fact_id: The fact of the end, or None.
         is_auto_routed: Whether the member was routed to another survey than the one of the invite.
     """
 
@@ -172,7 +172,7 @@ class OutcomeRow:
 
 @frozen(kw_only=True)
 class QuotaFunnel:
-    """How many members of a quota came how far.
+    """How many members of a quota reached each stage.
 
     Attributes:
         survey_id: The survey, with `wave_id`.
@@ -181,8 +181,8 @@ class QuotaFunnel:
         invited: Invites.
         entered: Invites whose member was sent to the survey, as far as that was recorded.
         completed: Completes, those without an invite included.
-        terminated: Terminates that stand.
-        reasons: How many terminates have which reason.
+        terminated: Terminates that were not overruled.
+        reasons: The number of terminates by reason.
         open: Invites without an end.
         uninvited: Completes without an invite.
         corrected: Corrections of the revenue.
@@ -220,7 +220,7 @@ class OutcomeLedger:
     An invite and its end belong together by member, survey and wave, since a member can be targeted to one
     quota of a survey only; of an auto-routed end, by member and original survey; of an end without a wave, by
     member and survey. If there are several such invites, it is that of the quota that the end names, else the
-    last one before the end. Each method works in a thread, with a connection of its own, beside an open inbox
+    last one before the end. Each method runs in a thread, with a separate connection, beside an open inbox
     or without one.
 
     Args:
@@ -235,10 +235,10 @@ class OutcomeLedger:
         self._clock = clock
 
     async def invited(self, outcomes: Iterable[InviteOutcome], *, at: datetime | None = None) -> int:
-        """Record invites; outcomes without an invite are passed over. Returns how many are new.
+        """Record invites and return how many are new; outcomes without an invite are skipped.
 
         Args:
-            outcomes: Outcomes of a bulk; the same one may come again, as from a journal.
+            outcomes: Outcomes of a bulk; outcomes recorded before, as from a journal, are not recorded again.
             at: When they were made; now, by default.
 
         Raises:
@@ -369,27 +369,28 @@ class OutcomeLedger:
 
 
 class _InviteAccount:
-    """What was paid for an invite, while its rows are read: completions, then reconciliations."""
+    """The payments for an invite while its rows are read: completions, then reconciliations."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Decimal] = {}
+        self._latest: dict[str, Decimal] = {}
         self._paid: dict[int, Decimal] = {}
 
     def booked(self, row: Mapping[str, Any]) -> OutcomeRow:
-        """Return a row with what it adds to the revenue."""
-        told, key, survey = _row(row), row["key"], row["ended_in"]
+        """Return a row as an outcome whose revenue is the change, not the total."""
+        outcome, key, survey = _row(row), row["key"], row["ended_in"]
         paid = self._paid.get(survey, Decimal(0))
-        if told.ending is SurveyEnding.COMPLETED:
-            before = self._told.get(key)
-            self._told[key] = told.revenue
+        if outcome.ending is SurveyEnding.COMPLETED:
+            before = self._latest.get(key)
+            self._latest[key] = outcome.revenue
             if before is not None:
-                told = evolve(told, ending=SurveyEnding.CORRECTED, revenue=difference(told.revenue, before))
-        elif told.ending is SurveyEnding.RECONCILED:
+                change = difference(outcome.revenue, before)
+                outcome = evolve(outcome, ending=SurveyEnding.CORRECTED, revenue=change)
+        elif outcome.ending is SurveyEnding.RECONCILED:
             # Without an amount, all that was paid is taken back.
-            taken = max(paid, Decimal(0)) if row["amount"] is None else told.revenue
-            told = evolve(told, revenue=difference(Decimal(0), taken))
-        self._paid[survey] = added(paid, told.revenue)
-        return told
+            taken = max(paid, Decimal(0)) if row["amount"] is None else outcome.revenue
+            outcome = evolve(outcome, revenue=difference(Decimal(0), taken))
+        self._paid[survey] = added(paid, outcome.revenue)
+        return outcome
 
 
 class _Counts:
@@ -405,7 +406,7 @@ class _Counts:
     def add(self, row: OutcomeRow) -> None:
         self._endings[row.ending] += 1
         self._revenue = added(self._revenue, row.revenue)
-        if row.ending is SurveyEnding.CORRECTED:  # of an invite that was counted with its complete
+        if row.ending is SurveyEnding.CORRECTED:  # the invite was counted with its complete
             return
         # A routed member may have several ends for one invite: its rows stand one after the other.
         if row.member_code != self._member:
@@ -458,5 +459,5 @@ def _moment(seconds: float | None) -> datetime | None:
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
-        # Some services send the last moment that they know of, and as a float it may be in the year 10000.
+        # Some services send the last possible moment, which as a float may be in the year 10000.
         return _LATEST if seconds > 0 else _EARLIEST

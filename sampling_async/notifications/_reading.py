@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 import anyio
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._arrow import facts_table
 from sampling_async.notifications._records import Notification
@@ -24,7 +24,7 @@ _PAGE: Final = 1_000
 class FactStream(Generic[N]):
     """The facts of a store in the order of their arrival, see `Inbox.facts`.
 
-    It holds nothing open, so it may be left at any place.
+    It holds nothing open, so a loop over it may end at any place.
     """
 
     # A class and not a generator: one that is left early would have to be closed by its reader.
@@ -48,7 +48,7 @@ class FactStream(Generic[N]):
 
         Raises:
             StoreError: The store cannot be read.
-            StopAsyncIteration: There is no more, and `follow` was not asked for.
+            StopAsyncIteration: There are no more, and `follow` is false.
         """
         while not self._page:
             if self._is_last:
@@ -65,12 +65,12 @@ class FactStream(Generic[N]):
     async def to_arrow(self) -> Any:
         """Return the facts that are left as an Arrow table, one row each. It needs the extra `panel`.
 
-        The columns are those of `Fact`, the fields as JSON, and of the records what most have: member, survey,
-        wave, quota, revenue, amount, reason, `is_live` and `at`; null where a record has no such thing.
+        The columns are those of `Fact`, the fields as JSON, and those that most records have: member, survey,
+        wave, quota, revenue, amount, reason, `is_live` and `at`; null where a record has no such field.
 
         Raises:
             ImportError: pyarrow is missing.
-            InvalidRequestError: The facts are followed, so there is no last one.
+            InvalidRequestError: `follow` is true, so there is no last fact.
             StoreError: The store cannot be read.
         """
         if self._poll is not None:

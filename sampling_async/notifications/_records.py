@@ -48,7 +48,7 @@ SETTINGS: Final[Mapping[Kind, str]] = {
 
 @frozen(kw_only=True)
 class InviteNotification:
-    """The service tells of an invite of a member, or asks for one.
+    """The service reports an invite of a member, or requests one.
 
     No service has published its shape. A body counts as one if it names a member and a survey or a quota.
     """
@@ -65,7 +65,7 @@ class InviteNotification:
 class Completion:
     """A member has completed a survey. A member, survey and wave have one completion, and its corrections.
 
-    `revenue` is in units of the currency; it comes as a whole number of hundredths. `additional_data` is the
+    `revenue` is in units of the currency; the service sends whole hundredths. `additional_data` is the
     whole query string of the invite URL. Older partners get no wave: `wave_id` is 0 then, and `Fact.anomaly`
     says so.
     """
@@ -140,9 +140,9 @@ class SurveyClosed:
 
 @frozen(kw_only=True)
 class QuotaStatus:
-    """A quota is live or not since `at`. Of several, the one with the newest `at` is true.
+    """A quota is live or not since `at`. Of several statuses, the one with the newest `at` is true.
 
-    `at` is None for a closing without a time that can be read: it is true from the moment at which it came.
+    `at` is None for a closing without a readable time: it counts from the moment of receipt.
     """
 
     kind: ClassVar[Kind] = Kind.QUOTA_STATUS
@@ -157,7 +157,7 @@ class QuotaStatus:
 class UnknownNotification:
     """A notification that was not understood: its body, and the reason.
 
-    It was posted to the URL of `kind`, by somebody who knows that URL. Nothing more is known of it.
+    It was posted to the URL of `kind` by a sender who knows that URL. Nothing more is known of it.
     """
 
     kind: Kind
@@ -174,7 +174,7 @@ Notification: TypeAlias = (
     | QuotaStatus
     | UnknownNotification
 )
-"""What a fact tells."""
+"""The record of a fact."""
 
 Fields: TypeAlias = Mapping[str, Any]
-"""The fields of a notification, with the names and values that came."""
+"""The fields of a notification, with the names and values as received."""

@@ -12,8 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import moment_of, shown
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import INT64_MAX, safe_repr
 from sampling_async._journal.database import (
     connected,
@@ -121,7 +121,7 @@ class SqliteStore:
     # --- Secrets
 
     def secrets(self, fresh: Mapping[Kind, str]) -> Mapping[Kind, Sequence[str]]:
-        """Return the secrets of the kinds' URLs, the newest first; keep `fresh` for those that have none."""
+        """Return the secrets of the kinds' URLs, the newest first; store `fresh` for kinds without one."""
         known = self._secrets()
         for kind, secret in fresh.items():
             if kind not in known:
@@ -129,7 +129,7 @@ class SqliteStore:
         return self._secrets()
 
     def rotate(self, fresh: Mapping[Kind, str], *, keep: int = 2) -> None:
-        """Put new secrets in front, and drop all but `keep` of each kind."""
+        """Add new secrets as the newest, and drop all but the newest `keep` of each kind."""
         for kind, secret in fresh.items():
             self._open.execute("INSERT INTO secrets (kind, secret) VALUES (?, ?)", (kind, secret))
             self._open.execute(
@@ -147,18 +147,18 @@ class SqliteStore:
     # --- Where it is served
 
     def keep_url(self, url: str) -> None:
-        """Keep the URL that the inbox of this store is reached at."""
+        """Store the public URL of this store's inbox."""
         self._open.execute("INSERT OR REPLACE INTO served (id, url) VALUES (1, ?)", (url,))
 
     def url(self) -> str | None:
-        """Return the URL that was kept last; None if there is none."""
+        """Return the URL stored last; None if there is none."""
         row = self._open.execute("SELECT url FROM served").fetchone()
         return None if row is None else str(row[0])
 
     # --- What comes in
 
     def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        """Store a receipt and what it tells; return what became of each entry."""
+        """Store a receipt and its notifications; return what became of each entry."""
         number = self._open.execute(
             "INSERT INTO receipts (at, posted_as, verdict, peer, headers, query, body)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -204,7 +204,7 @@ class SqliteStore:
         )
         if cursor.rowcount == 0:
             ((content,),) = self._open.execute(
-                # A repetition may bring the proof that the first one lacked.
+                # A repetition may be signed where the first one was not.
                 "UPDATE facts SET receipts = receipts + 1, differing = differing + (content != ?),"
                 " verified = max(verified, ?) WHERE identity = ? RETURNING content",
                 (entry.content, entry.verified, entry.identity),
@@ -214,7 +214,7 @@ class SqliteStore:
         return self._place(cursor.lastrowid, entry, receipt, at)
 
     def _place(self, number: int, entry: Entry, receipt: int, at: float) -> str:
-        """Hold a new fact against the older ones of its key: which of them are still true?"""
+        """Decide which facts of a key are still true, now that there is a new one."""
         if entry.rank is not None:
             newest = self._one(
                 "SELECT max(rank) FROM facts WHERE key = ? AND standing = 'stands' AND id != ?",
@@ -239,25 +239,24 @@ class SqliteStore:
         return "new"
 
     def _correct_terminate(self, key: str, receipt: int, at: float) -> None:
-        """Make a fact which tells the handler of a terminate that a completion has overruled it."""
         self._open.execute(
             "INSERT INTO facts (at, receipt, receipts, kind, posted_as, key, identity, content, fields,"
             " verified, corrects, standing, due, since)"
             " SELECT ?, ?, 0, kind, posted_as, key, 'overruled ' || id, content, fields, verified, id, ?, ?, ?"
-            # Also one that is being handled now: this one waits until its handler has ended.
+            # Also one that is being handled now: the new fact waits until its handler has ended.
             " FROM facts WHERE key = ? AND kind = ? AND standing = 'stands'"
             " AND (state = 'handled' OR (state = 'pending' AND owner IS NOT NULL))",
             (at, receipt, Validity.OVERRULED, at, at, key, Kind.TERMINATE),
         )
 
-    def _supersede(self, standing: Validity, where: str, *values: object) -> None:
-        # A fact that is being handled stays pending, so that the next one of its key waits for the handler.
+    def _supersede(self, validity: Validity, where: str, *values: object) -> None:
+        # A fact that is being handled stays pending, so that the next one with its key waits for the handler.
         change = (
             "UPDATE facts SET standing = ?, state ="
             " CASE WHEN state = 'pending' AND owner IS NULL THEN 'skipped' ELSE state END"
         )
         # The conditions are those of the callers above, and their values are passed as values.
-        self._open.execute(f"{change} WHERE standing = 'stands' AND {where}", (standing, *values))
+        self._open.execute(f"{change} WHERE standing = 'stands' AND {where}", (validity, *values))
 
     def _one(self, query: str, *values: object) -> Any:
         return self._open.execute(query, values).fetchone()[0]
@@ -278,7 +277,7 @@ class SqliteStore:
                 "CREATE TEMP TABLE kept AS SELECT DISTINCT receipt FROM main.facts WHERE kind = ''"
             )
             database.execute("CREATE INDEX temp.kept_receipt ON kept (receipt)")
-            # In small transactions: whoever wants to write meanwhile gets a turn.
+            # In small transactions, so that other writers get a turn.
             while deleted := database.execute(
                 "DELETE FROM receipts WHERE id IN (SELECT id FROM receipts WHERE at < ?"
                 " AND id NOT IN (SELECT receipt FROM temp.kept) ORDER BY id LIMIT ?)",
@@ -300,15 +299,15 @@ class SqliteStore:
         only: Sequence[Kind | None] | None = None,
     ) -> Sequence[Fact[Notification]]:
         """Lease facts that are due to a handler, at most one of each key, in the order of arrival."""
-        # What fell while its handler ran, and whose lease is over since, needs no handler any more.
+        # Facts superseded while being handled need no handler any more, once their lease is over.
         self._open.execute(
             "UPDATE facts SET state = 'skipped', owner = NULL"
             " WHERE state = 'pending' AND standing != 'stands' AND corrects IS NULL AND due <= ?",
             (now,),
         )
         if now < self._claimed_at:
-            # What came, was leased or was put off while the clock was ahead would wait until the clock is
-            # there again. A small step leaves leases alone: their owners may live, and prolong them.
+            # The clock was set back. Facts received, leased or delayed before that would wait until it
+            # reaches their times again. A small step changes no leases: their owners may still prolong them.
             self._open.execute(
                 "UPDATE facts SET due = ?, since = ? WHERE state = 'pending' AND since > ?"
                 " AND (owner IS NULL OR (owner != ? AND since > ?))",
@@ -331,7 +330,7 @@ class SqliteStore:
         )
 
     def release(self, owner: str) -> None:
-        """End all leases of somebody, without counting their last attempt."""
+        """End all leases of an owner, without counting their last attempt."""
         self._open.execute(
             "UPDATE facts SET due = 0, since = 0, owner = NULL, attempts = attempts - 1"
             " WHERE owner = ? AND state = 'pending'",
@@ -339,7 +338,7 @@ class SqliteStore:
         )
 
     def settle(self, owner: str, settled: Settled) -> bool:
-        """Keep what an attempt came to; False if the lease belongs to somebody else by now."""
+        """Store the result of an attempt; return False if the lease now belongs to another owner."""
         cursor = self._open.execute(
             "UPDATE facts SET"
             " state = CASE WHEN ? = 'handled' OR standing = 'stands' OR corrects IS NOT NULL THEN ?"
@@ -356,7 +355,7 @@ class SqliteStore:
     def replay(self, fact_ids: Iterable[int] | None = None) -> int:
         """Make facts due again: those named, or all dead ones. Returns how many.
 
-        What a handler has got just now needs no replay, and is passed over.
+        Facts that are being handled need no replay, and are skipped.
         """
         change = (
             "UPDATE facts SET state = 'pending', due = 0, since = 0, attempts = 0"
@@ -372,7 +371,7 @@ class SqliteStore:
     def backlog(self) -> Sequence[Backlog]:
         """Return how many facts of each kind wait for their handlers, or are dead; no kinds without any."""
         with self._failing("cannot be read"), closing(self._connected()) as database:
-            # The index gives numbers and IDs. The oldest one's time is looked up, once a kind.
+            # The index has counts and IDs. The time of the oldest fact is looked up once for each kind.
             rows = database.execute(
                 "SELECT kind, pending, dead, (SELECT at FROM facts WHERE id = first) FROM ("
                 "SELECT kind, sum(pending) AS pending, sum(dead) AS dead, min(first) AS first FROM ("
@@ -397,7 +396,7 @@ class SqliteStore:
     ) -> Iterator[Fact[Notification]]:
         """Yield the facts with a higher ID than `after`, in the order of arrival.
 
-        It reads by a connection of its own, in pages, and so holds up nobody who writes.
+        It reads in pages over a separate connection, so that writers do not wait.
         """
         conditions = ["id > ?"]
         values: list[Any] = [after]
@@ -462,7 +461,7 @@ def _body(database: sqlite3.Connection, receipt: int) -> bytes:
 
 def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notification]:
     number, at, receipt, posted_as, kind, fields_json, reason, verified, receipts, differing, *rest = row
-    corrects, standing, state, attempts, error = rest
+    corrects, validity, state, attempts, error = rest
     fields = json.loads(fields_json)
     notification: Notification
     anomaly = None
@@ -485,7 +484,7 @@ def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notificat
         anomaly=anomaly,
         posted_as=Kind(posted_as),
         corrects=corrects,
-        standing=Validity(standing),
+        validity=Validity(validity),
         state=State(state),
         attempts=attempts,
         error=error,

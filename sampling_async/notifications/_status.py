@@ -1,4 +1,4 @@
-"""The status of an inbox: how much waits for its handlers, and what they have given up."""
+"""The status of an inbox: how many facts wait for handlers, and how many are dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored: a receipt for each hit, a fact for each thing that was told; and what a store must do."""
+"""What is stored: a receipt for each hit, and a fact for each event; and what a store must do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from attrs import Factory, field, frozen
 
-from sampling_async._contract.errors import SamplingError
+from sampling_async import SamplingError
 from sampling_async._contract.records import hidden
 from sampling_async.notifications._records import Fields, Kind, Notification, UnknownNotification
 
@@ -29,7 +29,8 @@ class Validity(StrEnum):
     """Whether a fact is still true.
 
     `OVERRULED`: a terminate of a member who has a completion of the same survey and wave. `STALE`: a quota
-    status that is older than another one of its quota. Handlers get only facts that stand, and corrections.
+    status that is older than another one of its quota. Handlers get only facts that are still true, and
+    corrections.
     """
 
     STANDS = "stands"
@@ -38,7 +39,7 @@ class Validity(StrEnum):
 
 
 class State(StrEnum):
-    """How far the handling of a fact is. `DEAD` facts wait for a replay; `SKIPPED` ones do not stand."""
+    """How far the handling of a fact is. `DEAD` facts wait for a replay; `SKIPPED` ones are no longer true."""
 
     PENDING = "pending"
     HANDLED = "handled"
@@ -85,10 +86,10 @@ class SurveyEnd:
 
 @frozen(kw_only=True)
 class Entry:
-    """One thing that a receipt tells, prepared for the store.
+    """One notification of a receipt, prepared for the store.
 
     Attributes:
-        kind: The kind; None if it was not understood.
+        kind: The kind; None if the notification was not understood.
         posted_as: The kind whose URL it came to.
         key: What it is about: a member in a survey and wave, a quota, a survey. Order is kept for each key.
         identity: What makes it the same thing: a second entry with this identity is a repetition.
@@ -97,7 +98,7 @@ class Entry:
         fields: The fields as JSON.
         reason: Why it was not understood.
         verified: Whether the signature over survey, wave and member was there, and right.
-        end: How a member's survey ended, if that is what it tells.
+        end: How a member's survey ended; None for the other kinds.
     """
 
     kind: Kind | None
@@ -114,12 +115,12 @@ class Entry:
 
 @frozen(kw_only=True)
 class Fact(Generic[N_co]):
-    """One thing that the service has told, however often it did.
+    """One event that the service has reported, however often it did.
 
     Attributes:
         id: The number of the fact in its store, in the order of arrival. Use it to do your work only once:
             handlers get a fact at least once.
-        notification: What was told.
+        notification: The notification.
         fields: The fields as they came first, in the service's names.
         received_at: When it came first.
         receipts: How many times it came.
@@ -130,7 +131,7 @@ class Fact(Generic[N_co]):
         posted_as: The kind whose URL it came to.
         corrects: For a completion with another revenue than the member's first: the ID of that first fact. For
             a terminate that was handled and then overruled by a completion: the ID of that terminate.
-        standing: Whether it is still true.
+        validity: Whether it is still true.
         state: How far its handling is.
         attempts: How many times a handler was called with it, this time included.
         error: The type and text of what the last attempt raised.
@@ -146,7 +147,7 @@ class Fact(Generic[N_co]):
     anomaly: str | None = None
     posted_as: Kind = field(default=Factory(lambda self: self.notification.kind, takes_self=True))
     corrects: int | None = None
-    standing: Validity = Validity.STANDS
+    validity: Validity = Validity.STANDS
     state: State = State.PENDING
     attempts: int = 0
     error: str | None = field(default=None, repr=hidden)
@@ -159,12 +160,12 @@ class Fact(Generic[N_co]):
 
 @frozen(kw_only=True)
 class Settled:
-    """What one attempt to handle a fact came to.
+    """The result of one attempt to handle a fact.
 
     Attributes:
         fact_id: The fact.
-        state: Handled or dead; pending if it is tried again.
-        due: When it is tried again, in seconds since 1970.
+        state: Handled or dead; pending if there is another attempt.
+        due: The time of the next attempt, in seconds since 1970.
         error: What the attempt raised.
         counts: Whether the attempt counts; one that ends in `RetryLater` does not.
     """
@@ -212,18 +213,18 @@ class Store(Protocol):
         ...
 
     def secrets(self, fresh: Mapping[Kind, str]) -> Mapping[Kind, Sequence[str]]:
-        """Return the secrets of the kinds' URLs, the newest first; keep `fresh` for those that have none."""
+        """Return the secrets of the kinds' URLs, the newest first; store `fresh` for kinds without one."""
         ...
 
     def rotate(self, fresh: Mapping[Kind, str], *, keep: int = 2) -> None:
-        """Put new secrets in front, and drop all but `keep` of each kind."""
+        """Add new secrets as the newest, and drop all but the newest `keep` of each kind."""
 
     def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        """Store a receipt and what it tells.
+        """Store a receipt and its notifications.
 
         Args:
             receipt: The hit.
-            entries: What it tells; none if it was refused.
+            entries: Its notifications; none if it was refused.
             verdict: The reason why it was refused.
 
         Returns:
@@ -244,7 +245,7 @@ class Store(Protocol):
         """Lease facts that are due to a handler, at most one of each key, in the order of arrival.
 
         Args:
-            owner: Who asks.
+            owner: The process that leases them.
             kinds: The kinds that have a handler; None stands for what was not understood.
             now: The time, in seconds since 1970.
             until: The end of the lease. Facts that are not settled by then are due again.
@@ -258,10 +259,10 @@ class Store(Protocol):
         """Prolong leases."""
 
     def release(self, owner: str) -> None:
-        """End all leases of somebody, without counting their last attempt."""
+        """End all leases of an owner, without counting their last attempt."""
 
     def settle(self, owner: str, settled: Settled) -> bool:
-        """Keep what an attempt came to; False if the lease belongs to somebody else by now."""
+        """Store the result of an attempt; return False if the lease now belongs to another owner."""
         ...
 
     def replay(self, fact_ids: Iterable[int] | None = None) -> int:

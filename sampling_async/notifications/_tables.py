@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _APPLICATION: Final = 0x53414E4F
-"""Marks the file as ours ("SANO"), so that no other database is written to by mistake."""
+"""Marks a file as a store ("SANO"), so that no other database is written to by mistake."""
 
 _FORM: Final = 3
 """The form of the tables. Form 1 had no `since`, no `served` and no index of dead facts.
@@ -66,7 +66,7 @@ CLAIM: Final = f"""
 UPDATE facts SET due = ?, since = ?, owner = ?, attempts = attempts + 1 WHERE id IN (
     SELECT id FROM (%s) ORDER BY due, id LIMIT ?
 ) RETURNING {COLUMNS}
-"""  # noqa: S608  the columns are ours
+"""  # noqa: S608  the columns are constants
 
 # One query for each kind, so that the index finds what is due of it, however much waits of other kinds.
 CLAIM_OF_KIND: Final = """
@@ -79,12 +79,12 @@ SELECT * FROM (
 
 
 def make_tables(database: sqlite3.Connection, path: Path, seconds: float) -> None:
-    """Make what tables are missing in a file.
+    """Create the tables that a file lacks.
 
     Args:
         database: The database.
         path: Its file, for errors.
-        seconds: How long to wait for others who are doing the same at this moment.
+        seconds: How long to wait for other processes that do the same at this moment.
 
     Raises:
         StoreError: The file is of something else, or of a newer version.
@@ -96,7 +96,7 @@ def make_tables(database: sqlite3.Connection, path: Path, seconds: float) -> Non
             return
         database.execute("BEGIN IMMEDIATE")
         try:
-            # Under the lock, because another process may have done it by now.
+            # Checked under the lock, because another process may have done it meanwhile.
             if _form_of(database, path) == 1:
                 database.execute("ALTER TABLE facts ADD COLUMN since REAL NOT NULL DEFAULT 0")
             for statement in _TABLES.split(";"):

@@ -75,7 +75,7 @@ _THIS_CENTURY: Final = re.compile(r"(?<![0-9])20[0-9]{2}(?![0-9])", re.ASCII)
 _LOST_PLUS: Final = re.compile(r"(:[0-9]{2}(?:\.[0-9]*)?) +([0-9]{2}:?[0-9]{2})$", re.ASCII)
 _SEPARATORS: Final = str.maketrans("", "", " _-.:")
 
-# Names that say the same, each without case and separators. The first is what the services known so far write.
+# Names with the same meaning, without case and separators. The first is what known services write.
 _MEMBER: Final = ("uniquecode", "membercode", "memberid", "pid")
 _AT: Final = ("datetime", "datetimeutc", "updatedatetimeutc", "updatedatetime")
 _UPDATED: Final = ("updatedatetimeutc", "updatedatetime", "datetimeutc", "datetime")
@@ -141,12 +141,12 @@ class FieldReader:
         return self.needed(_WAVE, _id)
 
     def note(self, text: str) -> None:
-        """Add to what is odd about the notification."""
+        """Add a text to the anomaly of the notification."""
         self._notes.append(text)
 
     @property
     def anomaly(self) -> str | None:
-        """What was odd, as far as the fields were read; None if nothing was."""
+        """What was odd about the fields read so far; None if nothing was."""
         return "; ".join([*self._notes, *(f"{name} cannot be read" for name in self.unread)]) or None
 
     @property
@@ -188,10 +188,10 @@ class FieldReader:
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
-def kind_told(posted_as: Kind, named: FieldReader) -> Kind:
-    """Return the kind of what was posted to the URL of a kind: reconciliations come to those of members.
+def kind_of_fields(posted_as: Kind, named: FieldReader) -> Kind:
+    """Return the kind of fields that came to the URL of a kind: reconciliations come to URLs of other kinds.
 
-    A time alone makes none of a completion with its revenue, since a completion must not be lost.
+    A completion with a revenue and a reconciliation time, but no ID, stays a completion: none may be lost.
     """
     is_paid = posted_as is Kind.COMPLETION and named.is_paid
     if posted_as in _MEMBER_KINDS and (
@@ -224,7 +224,7 @@ def _invite(named: FieldReader) -> InviteNotification:
 
 
 def _completion(named: FieldReader) -> Completion:
-    named.optional(_RECONCILIATION, _text_of_id)  # so that it is told if it cannot be read
+    named.optional(_RECONCILIATION, _text_of_id)  # so that the anomaly names it if it cannot be read
     if named.reconciliation_id is None and named.reconciled_at is not None:
         named.note("reconciliationdatetime is there without an ID: it counts as a completion")
     return Completion(
@@ -299,7 +299,7 @@ def _survey_closed(named: FieldReader) -> SurveyClosed:
 def _quota_status(named: FieldReader) -> QuotaStatus:
     is_live = named.needed(_LIVE, _truth)
     if is_live:
-        # Without its time, a status has no place in the order of the others. An old opening would do harm.
+        # Without a time, a status cannot be ordered. An old opening would do harm.
         at: datetime | None = named.needed(_UPDATED, _moment)
     elif (at := named.optional(_UPDATED, _moment)) is None:
         named.note("a closing without its time counts from when it came")
@@ -340,7 +340,7 @@ def _plain(value: Any) -> str | None:
 
 
 def _code(value: Any) -> str | None:
-    """Read a member code. It is not stripped of blanks: they may belong to it. U+FFFD is a character lost."""
+    """Read a member code. Blanks stay: they may belong to it. U+FFFD means that a character was lost."""
     text = value if isinstance(value, str) else _plain(value)
     return text if text and len(text) <= _LONGEST_CODE and "\ufffd" not in text else None
 

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from sampling_async._contract.records import Participation
-    from sampling_async.simulator._clock import VirtualClock
+    from sampling_async.simulator._clock import Latency, VirtualClock
     from sampling_async.simulator._fault_files import read_faults
     from sampling_async.simulator._faults import Fault, FaultPlan
     from sampling_async.simulator._generator import generate_inventory
-    from sampling_async.simulator._latency import Latency
     from sampling_async.simulator._ledger import Ledger, LedgerEntry, Lie, RequestRecord, Requests, Verdict
     from sampling_async.simulator._members import (
         ProfileAnswer,
@@ -66,7 +65,7 @@ _HOMES: Final = {
     "AGE_BANDS": "_questions",
     "Fault": "_faults",
     "FaultPlan": "_faults",
-    "Latency": "_latency",
+    "Latency": "_clock",
     "Ledger": "_ledger",
     "LedgerEntry": "_ledger",
     "Lie": "_ledger",
@@ -96,7 +95,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{home}"), name)
     except ModuleNotFoundError as exc:
-        # The extra installs starlette. Any other missing module is an error of its own, raised as it is.
+        # The extra installs starlette. Any other missing module is a different error, and is raised unchanged.
         if (exc.name or "").partition(".")[0] != "starlette":
             raise
         raise ImportError("starlette is missing: pip install 'sampling-async[simulator]'") from exc

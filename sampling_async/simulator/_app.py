@@ -16,7 +16,8 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sampling_async.simulator._answers import JSON, ServiceResponse, altered, encoded
+from sampling_async.simulator._answers import JSON, ServiceResponse, encoded
+from sampling_async.simulator._faults import altered
 from sampling_async.simulator._service import ServiceCall
 from sampling_async.simulator._transport import connection_of
 
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from sampling_async._contract.errors import Endpoint
+    from sampling_async import Endpoint
+    from sampling_async.simulator._clock import WorkQueue
     from sampling_async.simulator._faults import Fault, FaultKind, FaultPlan
-    from sampling_async.simulator._latency import WorkQueue
     from sampling_async.simulator._ledger import Ledger
     from sampling_async.simulator._service import Service
     from sampling_async.simulator._transport import ClientConnection, Sleep
@@ -141,7 +142,7 @@ class ServiceApp:
     def _perform(
         self, call: ServiceCall, faults: Sequence[Fault], record: Callable[[int | None, bool], None]
     ) -> ServiceResponse:
-        """Do what the call asks, unless a fault prevents it, and return the response to send."""
+        """Process a call, unless a fault prevents it, and return the response to send."""
         instead = _first(faults, *_INSTEAD)
         is_processed = instead is None or instead.when != "before"
         answer = ServiceResponse(b"")
@@ -260,7 +261,7 @@ async def _describe(_request: Request) -> Response:
 
 @cache
 def _openapi() -> bytes:
-    """Return the OpenAPI document of the five endpoints. It is read on first use: few tests ask for it."""
+    """Return the OpenAPI document of the five endpoints. It is read on first use: few tests need it."""
     return files("sampling_async.simulator").joinpath("openapi.json").read_bytes()
 
 

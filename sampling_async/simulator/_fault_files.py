@@ -8,7 +8,7 @@ import math
 from ast import literal_eval
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from sampling_async._contract.errors import DecodeError
+from sampling_async import DecodeError
 from sampling_async._contract.records import wire_name
 from sampling_async.simulator._faults import Fault
 
@@ -80,7 +80,6 @@ def _fault(value: Any, path: str) -> Fault:
 def _called(
     make: Callable[..., Fault], given: Mapping[str, Any], path: str, *, others: tuple[str, ...] = ()
 ) -> Fault:
-    """Call a constructor with the arguments that the JSON gives."""
     parameters = inspect.signature(make).parameters
     names = {_folded(name): name for name in parameters}
     arguments: dict[str, Any] = {}

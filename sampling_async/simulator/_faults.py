@@ -1,4 +1,4 @@
-"""Faults: what can go wrong with a request, and with which requests."""
+"""Faults: what can go wrong with a request, with which requests, and how a response is changed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 import attrs
 from attrs import define, field, frozen
 
-from sampling_async._contract.errors import Endpoint
-from sampling_async._contract.records import ResultCode
-from sampling_async.simulator._answers import HTML, JSON, error_body, html_page
+from sampling_async import Endpoint, Invite, RecontactMembers, ResultCode
+from sampling_async._contract.structs import replace
+from sampling_async.simulator._answers import (
+    HTML,
+    JSON,
+    PLAINTEXT,
+    BulkItem,
+    ServiceResponse,
+    error_body,
+    html_page,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 FaultKind: TypeAlias = Literal[
     "body",
@@ -184,7 +192,7 @@ class Fault:
 
     @classmethod
     def refusal(cls, result_code: int) -> Fault:
-        """Refuse with a result code; the service then does not do what was asked.
+        """Refuse with a result code; the service then does not act on the request.
 
         In a bulk invite every item gets the code, or with `on(quota_id=...)` only the item of that quota ID;
         the other items are handled as usual. Other endpoints respond 400 with the code.
@@ -253,7 +261,7 @@ class Fault:
 
     @classmethod
     def extra(cls, items: int = 1) -> Fault:
-        """Add items to a bulk invite's response that were not asked for, with invites that were never made."""
+        """Add items to a bulk invite's response that were not requested, with invites that were never made."""
         return cls("extra", "after", items=items)
 
     @classmethod
@@ -286,8 +294,6 @@ class Fault:
 
 @define
 class _Planned:
-    """A fault of the plan, with its counts."""
-
     fault: Fault
     random: Random
     seen: int = 0
@@ -332,7 +338,7 @@ class FaultPlan:
         """Add faults. Their counts of requests start now."""
         added: list[_Planned] = []
         for fault in faults:
-            # Each fault has a random sequence of its own: adding one does not change the draws of the others.
+            # Each fault has its own random sequence: adding one does not change the draws of the others.
             self._added += 1
             random = Random(f"{self._seed}/fault/{self._added}")  # noqa: S311  no secret
             added.append(_Planned(fault, random))
@@ -358,3 +364,88 @@ class FaultPlan:
         """
         planned = self._planned
         return tuple([each.fault for each in planned if each.strikes(endpoint, member_code, quota_ids)])
+
+
+def altered(answer: ServiceResponse, fault: Fault, random: Random) -> ServiceResponse:
+    """Return a response changed by a fault, or unchanged if the fault does not apply to it."""
+    if fault.kind == "plaintext":
+        return attrs.evolve(answer, content_type=PLAINTEXT)
+    body = answer.body
+    if isinstance(body, list) and fault.kind in _OF_ITEMS:
+        return attrs.evolve(answer, body=_OF_ITEMS[fault.kind](body, fault, random))
+    if isinstance(body, Invite) and fault.kind == "wrong_invite":
+        return attrs.evolve(answer, body=_mislabelled(body))
+    if isinstance(body, RecontactMembers) and fault.kind == "empty_page":
+        return attrs.evolve(answer, body=RecontactMembers(0, has_additional_members=True, member_codes=()))
+    if isinstance(body, RecontactMembers) and fault.kind == "stuck_cursor":
+        return attrs.evolve(answer, body=attrs.evolve(body, has_additional_members=True))
+    return answer
+
+
+def made_up_invite(quota_id: int, random: Random) -> Invite:
+    """Return an invite that the ledger does not hold."""
+    url = f"https://entry.example/survey?invite={random.getrandbits(96):024x}&quota={quota_id}"
+    return Invite(
+        survey_id=random.randint(2500000, 2599999),
+        wave_id=random.randint(790000, 799999),
+        quota_id=quota_id,
+        partner_amount=1.0,
+        url=url,
+        loi=10,
+        ir=50,
+    )
+
+
+def _reordered(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
+    if fault.variant != "shuffled":
+        return items[::-1]
+    return random.sample(items, len(items))
+
+
+def _thinned(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
+    left_out = set(random.sample(range(len(items)), min(fault.items, len(items))))
+    return [item for position, item in enumerate(items) if position not in left_out]
+
+
+def _padded(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
+    asked = {item.quota_id for item in items}
+    padded = list(items)
+    while len(padded) < len(items) + fault.items:
+        quota_id = random.randint(9000000, 9999999)
+        # A drawn ID that was requested would be no extra item, so draw again.
+        if quota_id not in asked:
+            item = BulkItem(quota_id, 1, made_up_invite(quota_id, random))
+            padded.insert(random.randint(0, len(padded)), item)
+    return padded
+
+
+def _mislabelled_items(items: list[BulkItem], _fault: Fault, _random: Random) -> list[BulkItem]:
+    # The QuotaID of the item itself stays right: only the invite inside contradicts it.
+    return [item._replace(invite=item.invite and _mislabelled(item.invite)) for item in items]
+
+
+def _mislabelled(invite: Invite) -> Invite:
+    return replace(invite, quota_id=invite.quota_id + 1)
+
+
+def _contradicted(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
+    if fault.variant == "success_without_invite":
+        return [BulkItem(item.quota_id, 1) for item in items]
+    # Items that succeeded keep their real invite; the others get one that the ledger does not hold.
+    return [
+        BulkItem(
+            item.quota_id,
+            ResultCode.QUOTA_NOT_LIVE if item.result_code == ResultCode.SUCCESS else item.result_code,
+            item.invite or made_up_invite(item.quota_id, random),
+        )
+        for item in items
+    ]
+
+
+_OF_ITEMS: Final[dict[str, Callable[[list[BulkItem], Fault, Random], list[BulkItem]]]] = {
+    "wrong_order": _reordered,
+    "missing": _thinned,
+    "extra": _padded,
+    "wrong_invite": _mislabelled_items,
+    "contradiction": _contradicted,
+}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from attrs import define, field
 
-from sampling_async._contract.records import (
+from sampling_async import (
     Layer,
     Price,
     QuestionAndAnswers,
@@ -151,7 +151,6 @@ class Targeting:
         return self._split(question.question_id, question.answer_ids)
 
     def _split(self, question_id: int, answer_ids: tuple[int, ...]) -> Layout:
-        """Split the answers into two to four groups that do not overlap."""
         # Example: 7 answers in 3 groups have the borders 0, 2, 5 and 7.
         groups = min(len(answer_ids), self._random.randint(2, 4))
         borders = [round(i * len(answer_ids) / groups) for i in range(groups + 1)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, get_args, overload
 
 from attrs import define, field, frozen
 
-from sampling_async._contract.errors import Endpoint
+from sampling_async import Endpoint
 
 if TYPE_CHECKING:
     from sampling_async.simulator._live import LiveQuota
@@ -142,12 +142,12 @@ class Outcome(Protocol):
 
     @property
     def member_code(self) -> str:
-        """The member asked for."""
+        """The member of the request."""
         ...
 
     @property
     def quota_id(self) -> int:
-        """The quota ID asked for."""
+        """The requested quota ID."""
         ...
 
     @property
@@ -225,7 +225,7 @@ _Accounts: TypeAlias = dict[tuple[str, int], _PairAccount]
 
 
 def verdict(entries: Iterable[LedgerEntry], outcomes: Iterable[Outcome]) -> Verdict:
-    """Check outcomes against the ledger's entries. Outcomes that the ledger confirms are not kept in memory.
+    """Check outcomes against the ledger's entries. Outcomes that the ledger confirms take no memory.
 
     Raises:
         ValueError: An outcome has a status that is none of the four.

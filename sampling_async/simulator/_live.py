@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from sampling_async._contract.records import Layer, Quota, Quotas, SubQuota, Survey
+from sampling_async import Layer, Quota, Quotas, SubQuota, Survey
 from sampling_async._json.codec import unstructure
 from sampling_async.simulator._members import QuotaTargets, first_open
 
@@ -42,7 +42,7 @@ class LiveSurvey:
         return attrs.evolve(self.survey, estimated_completes_remaining=self.remaining, quotas=quotas)
 
     def body(self, *, include_routables: bool) -> bytes | None:
-        """Return the survey as Get Quotas shows it, or None. The result is kept until a count changes."""
+        """Return the survey as Get Quotas shows it, or None. The result is cached until a count changes."""
         if include_routables not in self.bodies:
             survey = self.now()
             self.bodies[include_routables] = (
@@ -145,7 +145,7 @@ class LiveInventory:
         return quota
 
     def moved(self, quota: LiveQuota) -> None:
-        """Forget the kept bodies that show a quota, because its counts or state have changed."""
+        """Discard the cached bodies that show a quota, because its counts or state have changed."""
         quota.survey.bodies.clear()
         self._bodies.clear()
 

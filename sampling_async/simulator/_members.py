@@ -46,7 +46,7 @@ from sampling_async.simulator._questions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sampling_async._contract.records import Layer, QuestionAndAnswers, Quota, Quotas, SubQuota
+    from sampling_async import Layer, QuestionAndAnswers, Quota, Quotas, SubQuota
 
 Fit: TypeAlias = tuple[int, ...]
 """The positions of the sub-quotas of one layer that a member can take.
@@ -124,7 +124,6 @@ class _SubQuotaTargets:
 
 
 def _test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
-    """Return the test of a member's answer against one condition."""
     if condition.question_id == AGE:
         return _age_test(condition)
     if condition.question_id == POSTAL_CODE:

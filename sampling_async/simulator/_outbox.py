@@ -1,4 +1,4 @@
-"""The simulator's notifications: caused by what happens in it, posted in the service's spellings and formats.
+"""The simulator's notifications: caused by events in it, posted in the service's spellings and formats.
 
 They may come late, twice, forged, or badly spelled.
 """
@@ -46,7 +46,7 @@ KINDS: Final[tuple[NotificationKind, ...]] = (
     "survey_closed",
     "quota_status",
 )
-"""The kinds that have a URL. A reconciliation goes to that of completions."""
+"""The kinds that have a URL. Reconciliations go to the URL of completions."""
 
 
 @frozen
@@ -54,7 +54,7 @@ class Posting:
     """One notification that the simulator sends, or has sent.
 
     Attributes:
-        number: The place in the order of what caused them, from 0.
+        number: The place in the order of events, from 0.
         kind: The kind.
         fields: The fields, in the service's usual spelling.
         at: When it is due, in seconds of the simulator's clock.
@@ -145,13 +145,13 @@ def _seconds(_: object, attribute: Attribute[Any], value: float) -> None:
 
 @frozen(kw_only=True)
 class Notifying:
-    """What the simulator tells of, and how badly it is delivered. Shares are from 0 to 1.
+    """What the simulator sends notifications about, and how badly. Shares are from 0 to 1.
 
     Attributes:
         completes: The share of invites that end in a complete; the others end in a terminate.
         survey_seconds: How long a member's survey takes.
         late: The share that is sent `late_seconds` later than it happened, and so out of order.
-        late_seconds: See there.
+        late_seconds: The delay of late notifications.
         repeated: The share that is sent twice.
         forged: How many forged notifications there are for each true one.
         drifted: The share in another spelling, format or encoding.
@@ -159,7 +159,7 @@ class Notifying:
         terminated_late: The share of completions that are followed by a terminate.
         reconciled: The share of completions whose revenue is taken back. A reconciliation goes to the URL of
             completions.
-        shared_secret: What the status of members is signed with (EncryptedValue); empty: it is not signed.
+        shared_secret: Signs notifications about members (EncryptedValue); empty: they are not signed.
     """
 
     completes: float = field(default=0.5, validator=_share)
@@ -206,14 +206,14 @@ class Outbox:
         self._notifying = notifying or Notifying()
         self._is_on = notifying is not None
         self._random = Random(f"{seed}/notifications")  # noqa: S311  no secret
-        # Of its own, so that what happens does not depend on when it is delivered.
+        # A separate generator, so that events do not depend on when notifications are delivered.
         self._spelling = Random(f"{seed}/spelling")  # noqa: S311
         self._began_at = (began if began.tzinfo else began.replace(tzinfo=UTC)).astimezone(UTC)
         self._clock = clock
         self._began = clock()
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._told: list[Posting] = []
+        self._postings: list[Posting] = []
         self._number = 0
         # Due time, place, posting.
         self._queue: list[tuple[float, int, Posting]] = []
@@ -224,17 +224,17 @@ class Outbox:
         self.refusals = 0
 
     def __repr__(self) -> str:
-        return f"<Outbox told={len(self._told)} waiting={len(self._queue)} sent={self.sent}>"
+        return f"<Outbox told={len(self._postings)} waiting={len(self._queue)} sent={self.sent}>"
 
     @property
     def told(self) -> Sequence[Posting]:
-        """All true notifications so far, those that are not due yet included."""
+        """All true notifications so far, including those that are not due yet."""
         with self._lock:
-            return tuple(self._told)
+            return tuple(self._postings)
 
     @property
     def waiting(self) -> int:
-        """How many are being sent or wait to be, repetitions and forged ones included."""
+        """How many are waiting or being sent, including repeated and forged ones."""
         with self._lock:
             return len(self._queue) + self._in_flight
 
@@ -247,11 +247,11 @@ class Outbox:
     # --- Causes; called under the lock of the service
 
     def begin(self, survey: LiveSurvey) -> None:
-        """Note which quotas of a survey are open at the beginning."""
+        """Record which quotas of a survey are open at the beginning."""
         self._open.update({quota.quota.quota_id: _is_open(quota) for quota in survey.quotas})
 
     def invited(self, quota: LiveQuota, member_code: str, url: str) -> None:
-        """Tell of an invite, and decide how the member's survey will end."""
+        """Notify of an invite, and decide how the member's survey will end."""
         if not self._is_on:
             return
         now, notifying = self._now(), self._notifying
@@ -263,28 +263,28 @@ class Outbox:
             "WaveId": survey.wave_id,
             "QuotaID": quota_id,
         }
-        self._tell("invite", {**member, "DateTime": self._seconds_text(now)}, now)
+        self._notify("invite", {**member, "DateTime": self._seconds_text(now)}, now)
         end = now + notifying.survey_seconds
         ended = {**member, "DateTime": self._seconds_text(end), "AdditionalData": url.partition("?")[2]}
         if self._random.random() >= notifying.completes:
-            self._tell("terminate", {**ended, "Reason": self._random.choice(_REASONS)}, end)
+            self._notify("terminate", {**ended, "Reason": self._random.choice(_REASONS)}, end)
             return
         revenue = round(survey.price.amount * 100)
-        self._tell("completion", {**ended, "Revenue": revenue}, end)
+        self._notify("completion", {**ended, "Revenue": revenue}, end)
         if self._random.random() < notifying.corrected:
-            self._tell("completion", {**ended, "Revenue": revenue // 2}, end)
+            self._notify("completion", {**ended, "Revenue": revenue // 2}, end)
         if self._random.random() < notifying.terminated_late:
-            self._tell("terminate", {**ended, "Reason": "QUALITY"}, end)
+            self._notify("terminate", {**ended, "Reason": "QUALITY"}, end)
         if notifying.reconciled and self._random.random() < notifying.reconciled:
             taken_back = {
                 **ended,
-                "ReconciliationID": len(self._told) + 1,
+                "ReconciliationID": len(self._postings) + 1,
                 "ReconciliationDateTime": self._seconds_text(end),
             }
-            self._tell("reconciliation", taken_back, end)
+            self._notify("reconciliation", taken_back, end)
 
     def moved(self, survey: LiveSurvey) -> None:
-        """Tell of the quotas of a survey that have closed or opened, and of the survey if none is open."""
+        """Notify of the quotas of a survey that have closed or opened, and of the survey if none is open."""
         if not self._is_on:
             return
         now, was_open = self._now(), any(self._open[quota.quota.quota_id] for quota in survey.quotas)
@@ -298,10 +298,10 @@ class Outbox:
                 "SurveyID": survey.survey.survey_id,
                 "WaveID": survey.survey.wave_id,
                 "IsLive": is_open,
-                # A microsecond for each posting keeps two changes in the same tick of the clock apart.
+                # A microsecond for each posting separates two changes in one tick of the clock.
                 "UpdateDateTimeUTC": self._moment(now + self._number / 1e6).isoformat(timespec="microseconds"),
             }
-            self._tell("quota_status", status, now)
+            self._notify("quota_status", status, now)
         if was_open and not any(self._open[quota.quota.quota_id] for quota in survey.quotas):
             closed = {
                 "SurveyID": survey.survey.survey_id,
@@ -310,15 +310,15 @@ class Outbox:
                 "DateTime": self._seconds_text(now),
                 "WaveId": survey.survey.wave_id,
             }
-            self._tell("survey_closed", closed, now)
+            self._notify("survey_closed", closed, now)
 
-    def _tell(self, kind: NotificationKind, fields: dict[str, Any], at: float) -> None:
+    def _notify(self, kind: NotificationKind, fields: dict[str, Any], at: float) -> None:
         notifying, random = self._notifying, self._random
         if notifying.shared_secret and kind in ("completion", "terminate", "reconciliation"):
             fields = signed(fields, notifying.shared_secret)
-        posting = Posting(len(self._told), kind, fields, at)
+        posting = Posting(len(self._postings), kind, fields, at)
         with self._lock:
-            self._told.append(posting)
+            self._postings.append(posting)
             self._unheard[posting.number] = posting
             self._put(posting, at + (notifying.late_seconds if random.random() < notifying.late else 0))
             if random.random() < notifying.repeated:
@@ -349,13 +349,13 @@ class Outbox:
 
         Args:
             inbox: The inbox.
-            everything: Whether what is not due yet is sent too, in the order in which it will be.
+            everything: Whether notifications that are not due yet are sent too, in the order of their times.
         """
         transport = httpx.ASGITransport(inbox.app, client=("127.0.0.1", 0))
         urls = {str(kind): url for kind, url in inbox.urls(_INBOX_URL).items()}
         count = 0
         async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
-            # A list, so that what is refused is not sent again without end: it waits for the next call.
+            # A list, so that refused notifications wait for the next call and are not sent again forever.
             for posting in list(self._due(everything=everything)):
                 await self._post(client, urls, posting)
                 count += 1
@@ -396,7 +396,7 @@ class Outbox:
 
     def _due(self, *, everything: bool = False) -> Iterator[Posting]:
         if not self._is_on:
-            raise RuntimeError("this simulator tells nothing: Simulator(notifying=Notifying())")
+            raise RuntimeError("this simulator sends no notifications: use Simulator(notifying=Notifying())")
         while True:
             with self._lock:
                 if not self._queue or not (everything or self._queue[0][0] <= self._now()):
@@ -411,7 +411,7 @@ class Outbox:
         try:
             is_stored = url is not None and await self._stored(client, url, posting)
             is_refused = not is_stored
-        except httpx.TimeoutException:  # a slow receiver is asked again, and refuses nothing
+        except httpx.TimeoutException:  # sent again later; a slow receiver has not refused it
             pass
         except (httpx.HTTPError, httpx.InvalidURL):
             is_refused = True

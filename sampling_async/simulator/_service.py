@@ -1,6 +1,6 @@
 """The service itself: the five endpoints, without HTTP, time and faults.
 
-A quota ID asked for a member gets the first result code that applies:
+A quota ID that is requested for a member gets the first result code that applies:
 
     12 NO_MEMBER_FOUND          the panel has no such member
     10 NO_QUOTA_ID              there is no such quota
@@ -30,13 +30,13 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from attrs import field, frozen
 
-from sampling_async._contract.errors import Endpoint
-from sampling_async._contract.records import REFERENCE_DATA_KEY, Invite, RecontactMembers, ResultCode, Setting
+from sampling_async import Endpoint, Invite, RecontactMembers, ResultCode, Setting
+from sampling_async._contract.records import REFERENCE_DATA_KEY
 from sampling_async.simulator._answers import JSON, PLAINTEXT, BulkItem, ServiceResponse, refusal
 from sampling_async.simulator._members import SimulatedMember
 
 if TYPE_CHECKING:
-    from sampling_async._contract.records import Survey
+    from sampling_async import Survey
     from sampling_async.simulator._ledger import Ledger
     from sampling_async.simulator._live import LiveInventory, LiveQuota
     from sampling_async.simulator._members import Fit
@@ -71,7 +71,7 @@ class MemberState:
         self.fits: dict[int, tuple[Fit, ...]] = {}
 
     def unsettle(self) -> None:
-        """Forget the kept codes, because something they depend on has changed."""
+        """Discard the stored codes, because something they depend on has changed."""
         self.settled = bytearray(len(self.settled))
         self.fits.clear()
 
@@ -110,7 +110,7 @@ class PanelState:
         """Replace the recontact list of a quota. The codes need not belong to members."""
         self._wanted[quota_id] = frozenset(member_codes)
         self._codes[quota_id] = tuple(sorted(self._wanted[quota_id]))
-        # Kept result codes may depend on the old list.
+        # Stored result codes may depend on the old list.
         for state in self._states.values():
             state.unsettle()
 
@@ -249,7 +249,7 @@ class Service:
         return self._panels[panel_guid.lower()]
 
     def answer(self, call: ServiceCall) -> ServiceResponse:
-        """Respond to a call: check its key and panel, then do what it asks."""
+        """Respond to a call: check its key and panel, then process it."""
         holder = self._keys.get((call.api_key or "").lower())
         if holder is None:
             return ServiceResponse(b'{"Message":"Authorization has been denied for this request."}', 403)
@@ -380,7 +380,7 @@ class Service:
 
 
 def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
-    """Compute the result code that does not depend on the counts, and remember it."""
+    """Compute the result code that does not depend on the counts, and store it."""
     member, survey = state.member, quota.survey.survey
     fits = quota.targets.fit(member.profile)
     if member.device_type_id not in survey.device_type_ids:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from sampling_async import Quotas
 from sampling_async._contract.checks import require_functions, require_instance, whole_number
-from sampling_async._contract.records import Quotas, safe_repr
+from sampling_async._contract.records import safe_repr
 from sampling_async.simulator._app import ServiceApp
+from sampling_async.simulator._clock import Latency, WorkQueue
 from sampling_async.simulator._faults import Fault, FaultPlan
 from sampling_async.simulator._generator import generate_inventory
-from sampling_async.simulator._latency import Latency, WorkQueue
 from sampling_async.simulator._ledger import Ledger
 from sampling_async.simulator._live import LiveInventory, LiveQuota
 from sampling_async.simulator._members import SimulatedMember, generate_members
@@ -63,15 +64,15 @@ class Simulator:
         faults: The faults to begin with.
         sleep: The function that waits, for latency and faults; see `VirtualClock`.
         clock: The clock for the latency's queue and for the times of requests, in seconds.
-        recontact_page_size: How many member codes a page holds if the request does not say.
+        recontact_page_size: How many member codes a page holds by default.
         keep_requests: How many of the latest requests the ledger keeps; 0 or False for none.
         gzip: Whether bodies over 1 KB are compressed for clients that accept it.
-        notifying: What notifications tell, and how badly they are delivered; by default there are none.
+        notifying: What notifications are sent, and how badly they are delivered; by default none.
 
     Attributes:
         faults: The plan of faults. Faults can be added and cleared at any time.
         ledger: Every invite and request of the service.
-        notifications: What the service tells of, to be delivered to an inbox or sent to URLs.
+        notifications: The notifications of the service, to be delivered to an inbox or sent to URLs.
         app: The service as an ASGI application.
         base_url: The base URL for use in process, together with `transport()`.
     """
@@ -175,7 +176,7 @@ class Simulator:
         return recontact_quota_ids(self._live)
 
     def add_panel(self, *, members: int | Iterable[SimulatedMember] = 200) -> SimulatedPanel:
-        """Add a panel with a Guid and key of its own. All panels share the inventory and its counts.
+        """Add a panel with a new Guid and key. All panels share the inventory and its counts.
 
         Generated members get codes that no other generated member of this simulator has.
         """

@@ -84,7 +84,7 @@ class SimulatorTransport(httpx.AsyncBaseTransport):
     - A cut before the response raises `httpx.RemoteProtocolError`, or with a reset `httpx.ReadError`. After a
       cut in the middle of the body, the response has its status, and reading the body raises.
     - If the simulator would be silent for longer than the request's read timeout, the transport is silent for
-      that long and raises `httpx.ReadTimeout`. The service has done what was asked all the same.
+      that long and raises `httpx.ReadTimeout`. The service has acted on the request all the same.
     - Other timeouts have no effect: there is no connection to open or to wait for.
     """
 
@@ -149,7 +149,6 @@ class _Line:
             self.error = httpx.ReadTimeout("the simulator did not respond within the time limit")
 
     async def cut(self, *, reset: bool) -> None:
-        """Drop the connection."""
         if self.error is None:
             self.error = _cut_error(reset=reset, in_body=self.is_answered)
 

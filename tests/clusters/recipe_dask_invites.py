@@ -25,7 +25,7 @@ async def asked(requests, journal, shares):
 def asked_by_worker(file, shares):
     lines = map(json.loads, Path(file).read_text().splitlines())
     requests = [InviteRequest(line["MemberCode"], line["QuotaIDs"]) for line in lines]
-    # Dask runs a task again if its worker is lost. With the journal, no pair is asked for twice.
+    # Dask runs a task again if its worker is lost. With the journal, no pair is requested twice.
     return asyncio.run(asked(requests, f"{file}.journal", shares))
 
 

@@ -20,7 +20,7 @@ BEAT = 5  # seconds
 
 
 async def beat(seen):
-    """Say that the activity is alive. Only so does it learn that it is cancelled."""
+    """Say that the activity is alive. Only so does it notice a cancellation."""
     while True:
         activity.heartbeat(seen())
         await asyncio.sleep(BEAT)

@@ -5,22 +5,31 @@ This package needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 
 from sampling_async.matching.panel._allocate import Allocate
 from sampling_async.matching.panel._arrow import BatchReader
+from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
+from sampling_async.matching.panel._files import PanelFile, alike, is_query
 from sampling_async.matching.panel._market import Terms
 from sampling_async.matching.panel._matcher import Output, PanelMatcher
-from sampling_async.matching.panel._prices import Prices
+from sampling_async.matching.panel._prices import INVITES_LEFT, Prices
 from sampling_async.matching.panel._sample import Sample
 from sampling_async.matching.panel._top_k import Counts, TopK
 from sampling_async.matching.panel._workers import Workers
 
 __all__ = [
+    "EXCLUDED",
+    "INVITES_LEFT",
+    "MEMBER_CODE",
+    "OTHERS",
     "Allocate",
     "BatchReader",
     "Counts",
     "Output",
+    "PanelFile",
     "PanelMatcher",
     "Prices",
     "Sample",
     "Terms",
     "TopK",
     "Workers",
+    "alike",
+    "is_query",
 ]

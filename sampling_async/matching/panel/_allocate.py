@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import evolve, field, frozen
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, whole_from_1, whole_number
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._collectors import Places, places_within, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
@@ -18,8 +18,8 @@ from sampling_async.matching.panel._market import Rates, Value, market_of
 from sampling_async.matching.panel._prices import (
     INVITES_LEFT,
     SPREAD,
-    Learning,
     Prices,
+    PriceSample,
     best_of_each,
     chances,
     columns_read,
@@ -75,7 +75,7 @@ class Allocate:
     """Quotas for each member, chosen together: no quota gets more members than it can use.
 
     `TopK` gives each member its best quotas, and so sends all members to the same ones, which are full soon.
-    Here each quota has a room and a price. Prices are learned from a sample of the panel: a quota that more
+    Here each quota has a room and a price. Prices are derived from a sample of the panel: a quota that more
     members would take than it can use becomes dearer, until its members are those who have nothing better. Then
     the members get, in the order of the panel, the quotas that bring most beyond their price and have room
     left. A member gets one quota of a survey. Recontact lists, exclusions and device types hold as in all
@@ -85,7 +85,7 @@ class Allocate:
     Wang and Ye, "A Dynamic Near-Optimal Algorithm for Online Linear Programming" (Operations Research 62(4),
     2014); then one greedy pass at these prices.
 
-    The panel is read twice, unless it was learned before, see `PanelMatcher.learn`. Memory does not grow with
+    The panel is read twice, unless `prices` are given, see `PanelMatcher.learn`. Memory does not grow with
     it. The sample, the prices and the candidates of a member do not depend on how the panel is divided into
     batches or among workers. The choice is made in the order of the panel, 16,384 members at a time: the same
     members in another order are given other quotas, of nearly the same value.
@@ -94,7 +94,7 @@ class Allocate:
     certain, then the possible ones, both best first) and `certain`. A panel may have a column `invites_left`,
     the most invites that a member may get today, as daily and weekly caps say; null means `per_member`. With
     `reserves`, a column of this name has the next best quotas of each member, the best first and one of each
-    survey, in case that one of its own turns out to be full. A reserve has no room of its own.
+    survey, in case that one of its quotas turns out to be full. No room is set aside for reserves.
 
     Attributes:
         per_member: How many quotas of a member at most.
@@ -109,9 +109,9 @@ class Allocate:
         rates: The share of invites that members follow: one number, or by quota ID. Default: 1, not known.
         overshoot: How many times the room, if it is not given: 1.2 is a fifth more.
         possible: What a possible match is worth beside a certain one of the same quota; 0 leaves it out.
-        reserves: How many further quotas of a member are told at most; 0 for none.
+        reserves: How many further quotas of a member are listed at most; 0 for none.
         seed: Another seed draws another sample, and breaks ties otherwise.
-        prices: What `PanelMatcher.learn` has found out; None: it is learned from the panel.
+        prices: The result of `PanelMatcher.learn`; None: prices are derived from the panel.
 
     Raises:
         InvalidRequestError: A number is not in its range.
@@ -151,12 +151,12 @@ class Allocate:
         return Candidates(self.per_member, self.possible, self.weight, self.seed)
 
     @property
-    def learning(self) -> Learning:
-        """The output from which prices are learned."""
-        return Learning(self.per_member, self.weight, self.seed)
+    def price_sample(self) -> PriceSample:
+        """The output from which prices are derived."""
+        return PriceSample(self.per_member, self.weight, self.seed)
 
-    def learned(self, sample: Any, source: CompactInventory) -> Allocate:
-        """Return this allocation with the prices that a sample of the panel shows."""
+    def with_prices_of(self, sample: Any, source: CompactInventory) -> Allocate:
+        """Return this allocation with the prices derived from a sample of the panel."""
         return evolve(self, prices=prices_of(source, sample, self.possible, _MEAN_DEPTH * self.per_member))
 
     def priced(self, source: CompactInventory) -> Market:
@@ -309,7 +309,7 @@ class _Collecting:
         found: list[list[Pairs]] = [[], []]
         had = np.zeros((2, count), dtype=np.int64)
         self._collect(kernel, found, had, most, self._thin)
-        # Whoever has too few candidates may be one of any quota.
+        # A member with too few candidates may take any quota that fits.
         self._collect(kernel, found, np.where(had.sum(axis=0) < n, had, most), most, None)
         return [_by_member(pairs, most) for pairs in found]
 
@@ -345,7 +345,7 @@ class _Collecting:
 
 
 def _in_groups(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches of one size, but for the last one: then the division of the panel does not matter."""
+    """Yield batches of one size, except the last one, so that the division of the panel does not matter."""
     waiting: list[Any] = []
     count = 0
     for batch in batches:
@@ -384,7 +384,6 @@ class _Allocation:
         self._typical_weight = 1.0 if output.prices is None else output.prices.typical_weight
 
     def of(self, batch: Any) -> Any:
-        """Return the result for some members, given their candidates."""
         codes, lists, certain, most, weight, chance = (batch.column(at) for at in range(6))
         member, quota, is_certain = self._places.pairs(lists, certain)
         value = self._market.values[quota] * np.where(is_certain, 1.0, self._output.possible)
@@ -403,7 +402,6 @@ class _Allocation:
         return pa.record_batch(columns, schema=self._output.schema)
 
     def _lists(self, member: NDArray[np.intp], quota: NDArray[np.intp], members: int) -> Any:
-        """Return the list of each member's quotas, given the pairs member by member."""
         ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=members))])
         return pa.ListArray.from_arrays(arrow(ends.astype(np.int32)), arrow(self._quota_ids[quota]))
 
@@ -414,7 +412,7 @@ class _Allocation:
         gains: NDArray[np.float64],
         taken: NDArray[np.intp],
     ) -> NDArray[np.intp]:
-        """Return the next best pairs of each member, member by member, of surveys that it has nothing of."""
+        """Return the next best pairs of each member, member by member, of surveys without a pair so far."""
         of_survey = member * np.int64(len(self._survey_rooms)) + self._market.surveys[quota]
         left = np.flatnonzero(~np.isin(of_survey, of_survey[taken]))
         left = left[np.lexsort((-gains[left], member[left]))]

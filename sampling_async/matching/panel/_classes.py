@@ -152,7 +152,6 @@ class Classes:
         return self.of.get(known, OTHER)
 
     def _longest(self, code: str) -> int:
-        """Return the class of the longest known prefix of a code."""
         for length in self._lengths:
             if length <= len(code) and (number := self.of.get(code[:length])) is not None:
                 return number

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 from sampling_async.matching._conditions import OLDEST
 from sampling_async.matching.panel._arrow import (
     DICTIONARY,
@@ -381,8 +381,8 @@ def _participations(column: Any, source: CompactInventory, first: int) -> Severa
     def excluding(key: Sequence[int]) -> set[int]:
         survey_id, wave_id, status_id = key
         # Wave 0 of an exclusion stands for all waves of the survey.
-        ways = {(survey_id, wave_id, status_id), (survey_id, 0, status_id)}
-        return {place for way in ways for place in source.excluding.get(way, ())}
+        participations = {(survey_id, wave_id, status_id), (survey_id, 0, status_id)}
+        return {place for each in participations for place in source.excluding.get(each, ())}
 
     return _looked_up(keys[is_known], member[is_known], excluding)
 
@@ -413,5 +413,5 @@ def _looked_up(
 
 
 def _row(at: int, first: int, member: NDArray[np.intp] | None) -> int:
-    """Return the row in the panel of a value: of a member of the batch or, in lists, of the member it is of."""
+    """Return the panel's row of a value; `member` maps values of lists to members."""
     return first + (at if member is None else int(member[at]))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import frozen
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 from sampling_async.matching.panel._arrow import is_text, pa
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _reader_of(stream: Any) -> Any:
     try:
         return pa.RecordBatchReader.from_stream(stream)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
-        # Their text quotes a value, which may be a member code.
+        # The text of Arrow's errors quotes a value, which may be a member code.
         column = re.search(r"failed for column (.+) with type", str(exc))
         of = "" if column is None else f" of its column {column[1]!r}"
     raise InvalidRequestError(
@@ -62,12 +62,12 @@ def must_be_readable_twice(stream: Any) -> None:
     """Refuse a panel that is gone once it has been read.
 
     Raises:
-        InvalidRequestError: It is one.
+        InvalidRequestError: It can be read only once.
     """
     if not hasattr(stream, "__arrow_c_stream__") or isinstance(stream, pa.RecordBatchReader):
         raise InvalidRequestError(
             "Allocate reads the panel twice, and this one can be read only once: give a table, data "
-            "frame or relation; or learn first: matcher.learn(panel).run(the same, opened again)"
+            "frame or relation; or derive prices first: matcher.learn(panel).run(the same, opened again)"
         )
 
 
@@ -140,7 +140,7 @@ def opened(
         panel: A file, or a query.
         wanted: The columns to read.
         renamed: The wanted names of columns that have other names in the panel, by those other names.
-        texts: The wanted columns that hold texts only. In JSON lines, where each value has a type of its own,
+        texts: The wanted columns that hold texts only. In JSON lines, where each value has its own type,
             other values are refused by line.
 
     Raises:
@@ -301,7 +301,7 @@ def _table_of(
             name: table.column(there).combine_chunks() if there in table.column_names else pa.nulls(len(table))
             for name, there in names.items()
         }
-        # Arrow takes texts that are dates for dates.
+        # Arrow converts texts that look like dates.
         types = [column.type for name, column in columns.items() if name in texts]
         if all(is_text(kind) or pa.types.is_null(kind) for kind in types):
             keys.update(dict.fromkeys(table.column_names))

@@ -171,7 +171,7 @@ class _Among:
         several = answers.several[self._question_id] if self._is_answer else answers.taken
         what, member = several.between(members.start, members.stop)
         row = self._row[np.minimum(what, len(self._row) - 1)]
-        # `minimum` avoided an index out of bounds; these are beyond all that is asked for.
+        # `minimum` avoided an index out of bounds; drop the classes beyond the last one with a row.
         row[what >= len(self._row)] = -1
         order = np.argsort(row, kind="stable")
         row, member = row[order], member[order]
@@ -197,8 +197,6 @@ class _OnDevice:
 
 
 class _Listed:
-    """Fills rows of the members who are on a quota's recontact list."""
-
     def __init__(self, quotas: Sequence[int], places: NDArray[np.intp]) -> None:
         self._quotas, self._places = quotas, places
 
@@ -238,7 +236,7 @@ class Kernel:
         return Kernel, (self.plan,)
 
     def another(self) -> Kernel:
-        """Return a kernel with the same plan and rows of its own, for use at the same time."""
+        """Return a kernel with the same plan and separate rows, for use at the same time."""
         # A shallow copy shares all that `fill` does not write to.
         kernel = Kernel.__new__(Kernel)
         vars(kernel).update(vars(self), _rooms=_Rooms())
@@ -359,7 +357,6 @@ class _Room:
         self._numbers = np.empty(0, dtype=kind)
 
     def rows(self, count: int, length: int) -> NDArray[Any]:
-        """Return so many uninitialized rows of a length."""
         if count * length > len(self._numbers):
             self._numbers = np.empty(count * length, dtype=self._numbers.dtype)
         return self._numbers[: count * length].reshape(count, length)

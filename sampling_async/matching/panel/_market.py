@@ -1,4 +1,4 @@
-"""What an allocation knows of each quota: what an invite is worth, how many it can use, and its price."""
+"""The market of an allocation: for each quota the value of an invite, how many it can use, and its price."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sampling_async._contract.records import Quota, Survey
+    from sampling_async import Quota, Survey
     from sampling_async.matching._program import Target
 
 Value: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | None"
@@ -39,7 +39,7 @@ class Market:
         rooms: How many invites each quota can use.
         surveys: The number of each quota's survey, from 0 on.
         survey_rooms: How many invites each survey can use, by its number.
-        prices: What an invite must be worth to be made: a place in the quota and in the survey costs so much.
+        prices: The least value of an invite: what a place in the quota and in the survey costs.
         reach: The share of the members who fit that become candidates.
     """
 
@@ -68,7 +68,7 @@ class Market:
 
 @frozen
 class Terms:
-    """What an allocation counts with.
+    """The rooms and values of an allocation.
 
     Attributes:
         rooms: How many invites each quota can use, by its ID.
@@ -110,13 +110,13 @@ def market_of(
     """Return the market of some quotas; see `Allocate` for the arguments.
 
     Raises:
-        InvalidRequestError: A value, room or rate is no good number; the text names it.
+        InvalidRequestError: A value, room or rate is out of range or not a finite number; the text names it.
     """
     count = len(targets)
     values, rooms = np.zeros(count), np.zeros(count, dtype=np.int64)
     numbers: dict[int, int] = {}
     surveys = np.zeros(count, dtype=np.int64)
-    # What the waves of a survey still need, in invites.
+    # The completes that the waves of a survey still need, as invites.
     needed: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for at, target in enumerate(targets):
         survey, quota = target.survey, target.quota

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
 
+from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._contract.checks import require_instance
-from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._protocol.requests import InviteRequest
 from sampling_async.matching._index import QuotaIndex
 from sampling_async.matching.panel._allocate import Allocate, Candidates
 from sampling_async.matching.panel._arrow import is_settled, pa, settled
@@ -17,7 +16,7 @@ from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._market import Terms, terms_of
 from sampling_async.matching.panel._plan import CompactInventory, PanelPlan
 from sampling_async.matching.panel._postal import OddCodes
-from sampling_async.matching.panel._prices import Learning
+from sampling_async.matching.panel._prices import PriceSample
 from sampling_async.matching.panel._sample import Sample
 from sampling_async.matching.panel._top_k import Counts, TopK
 from sampling_async.matching.panel._workers import Workers, matched_by
@@ -36,8 +35,8 @@ each member that do not get more members than they can use."""
 
 
 def name_of(output: object) -> str:
-    """Return the name of the output that a user has asked for."""
-    return Allocate.__name__ if isinstance(output, Candidates | Learning) else type(output).__name__
+    """Return the name of an output, as users write it."""
+    return Allocate.__name__ if isinstance(output, Candidates | PriceSample) else type(output).__name__
 
 
 def needs_codes(output: object) -> bool:
@@ -71,7 +70,7 @@ class PanelMatcher:
             Default: `Counts()`.
 
     Raises:
-        InvalidRequestError: A value, room or rate of `Allocate` is no good number.
+        InvalidRequestError: A value, room or rate of `Allocate` is out of range or not a finite number.
     """
 
     def __init__(self, index: QuotaIndex | LiveIndex, output: Output | None = None) -> None:
@@ -90,7 +89,7 @@ class PanelMatcher:
             source = source.ranked_by(output.priced(source))
         self._set_up(output, source)
 
-    def _set_up(self, output: Output | Candidates | Learning, source: CompactInventory) -> None:
+    def _set_up(self, output: Output | Candidates | PriceSample, source: CompactInventory) -> None:
         self.output: Any = output
         self._source = source
         self._kernels = _Kernels(source)
@@ -98,7 +97,7 @@ class PanelMatcher:
         self._read: _OfSchema[PanelColumns] = _OfSchema()
 
     def terms(self) -> Terms:
-        """Return the rooms and values that `Allocate` counts with.
+        """Return the rooms and values of an `Allocate`.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`.
@@ -122,8 +121,7 @@ class PanelMatcher:
     def _postal_questions(self) -> tuple[int, ...]:
         return tuple(id_ for id_ in self.questions if self._source.kinds.kind_of(id_) == "postal")
 
-    def _for(self, output: Allocate | Candidates | Learning, source: CompactInventory) -> PanelMatcher:
-        """Return a matcher with another output or order of the same inventory."""
+    def _for(self, output: Allocate | Candidates | PriceSample, source: CompactInventory) -> PanelMatcher:
         matcher = PanelMatcher.__new__(PanelMatcher)
         matcher._set_up(output, source)  # noqa: SLF001  the same class
         return matcher
@@ -170,7 +168,7 @@ class PanelMatcher:
         return reader
 
     def learn(self, stream: Any, *, workers: int | Workers = 1) -> PanelMatcher:
-        """Return a matcher that allocates with the prices that a panel shows; see `Allocate`.
+        """Return a matcher that allocates with prices derived from a panel; see `Allocate`.
 
         `run` does this by itself. Call it if the panel can be read only once, with another part of your members
         that is like the panel, or to use the same prices for several runs.
@@ -185,14 +183,14 @@ class PanelMatcher:
         return self.learned(self.learning().run(stream, workers=workers).read_all())
 
     def allocate(self, candidates: Any) -> BatchReader:
-        """Allocate among candidates that were found otherwise: by rules or a model of your own, or by `TopK`.
+        """Allocate among given candidates: found by your rules or model, or by `TopK`.
 
         The panel is not matched. So the lists should be long, about eight candidates for each quota that a
         member gets, and not the same for all members. Quotas that the index does not have are passed over.
 
         Args:
             candidates: An Arrow stream with the columns of `TopK`, and perhaps `invites_left` and the weights.
-                It is read twice, unless prices were learned.
+                It is read twice, unless the output has prices.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`; or, while the result is read, the candidates can
@@ -207,7 +205,7 @@ class PanelMatcher:
         if output.prices is None:
             must_be_readable_twice(candidates)
             batches = form.of_others(batches_of(candidates))
-            matcher = self.learned(output.learning.of_candidates(batches, self._source))
+            matcher = self.learned(output.price_sample.of_candidates(batches, self._source))
         batches = form.of_others(batches_of(candidates))
         yield from matcher.output.allocated(batches, matcher._source)  # noqa: SLF001  the same class
 
@@ -217,10 +215,10 @@ class PanelMatcher:
         Raises:
             InvalidRequestError: The output is not `Allocate`.
         """
-        return self._for(self._allocation().learning, self._source)
+        return self._for(self._allocation().price_sample, self._source)
 
     def learned(self, parts: Any) -> PanelMatcher:
-        """Return a matcher that allocates with learned prices, given the outputs of `learning` of all parts.
+        """Return a matcher with prices derived from a panel, given the outputs of `learning` of all parts.
 
         Args:
             parts: As for `merged`.
@@ -228,12 +226,12 @@ class PanelMatcher:
         Raises:
             InvalidRequestError: The output is not `Allocate`.
         """
-        output = self._allocation().learned(self.learning().merged(parts), self._source)
+        output = self._allocation().with_prices_of(self.learning().merged(parts), self._source)
         return self._for(output, self._source.ranked_by(output.priced(self._source)))
 
     def _allocation(self) -> Allocate:
         if not isinstance(self.output, Allocate):
-            raise InvalidRequestError(f"prices are learned for Allocate(n), not for {self.output!r}")
+            raise InvalidRequestError(f"only Allocate(n) has prices, not {self.output!r}")
         return self.output
 
     def _allocated_by(self, workers: Workers, stream: Any) -> Iterator[Any]:
@@ -244,21 +242,21 @@ class PanelMatcher:
         yield from self.output.allocated(candidates, self._source)
 
     def map_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Match a part of a panel, as an engine hands it out; yield the output of this part as record batches.
+        """Match a part of a panel that an engine divides; yield the output of this part as record batches.
 
         For the counts, the samples or the allocation of the whole panel, combine the outputs of its parts with
-        `merged`. For an allocation, learn the prices first: combine the outputs of `learning().map_batches`
+        `merged`. For an allocation, derive the prices first: combine the outputs of `learning().map_batches`
         with `learned`, which returns the matcher for the second step.
 
         Args:
             batches: The record batches of the part, or an Arrow stream.
 
         Raises:
-            InvalidRequestError: The prices of an allocation are not learned; or, while it is read, as `run`.
+            InvalidRequestError: An allocation has no prices yet; or, while the output is read, as `run`.
         """
         if isinstance(self.output, Allocate):
             if self.output.prices is None:
-                raise InvalidRequestError("learn the prices of an allocation first, see PanelMatcher.learned")
+                raise InvalidRequestError("this allocation has no prices yet, see PanelMatcher.learned")
             return self._for(self._of_parts, self._source).map_batches(batches)
         # A table can be iterated too, but by its columns.
         stream = batches if hasattr(batches, "__arrow_c_stream__") else iter(batches)
@@ -271,8 +269,8 @@ class PanelMatcher:
             odd.look(batch, first)
             yield first, batch
             first += len(batch)
-        if not isinstance(self.output, Learning):  # then the panel is read once more
-            odd.tell()
+        if not isinstance(self.output, PriceSample):  # then the panel is read once more
+            odd.log()
 
     def _matched(self, pieces: Iterable[Piece]) -> Iterator[Any]:
         kernel: Kernel | None = None
@@ -307,7 +305,7 @@ class PanelMatcher:
             yield from self.merged(parts).to_batches()
 
     def _planned(self, batch: Any) -> Kernel:
-        """Make the plan for a panel here, so that the other processes need not make it again."""
+        """Make the plan for a panel in this process, so that the others need not make it again."""
         return self._kernels.plan(self._read.found(batch.schema, self._columns))
 
     def merged(self, parts: Any) -> Any:
@@ -329,7 +327,7 @@ class PanelMatcher:
             raise InvalidRequestError(
                 f"these are no parts of {name_of(self.output)}: they have no column {', '.join(missing)}"
             )
-        # Engines change types on the way: texts become large texts, and the items of lists get other names. Of
+        # Engines change types: texts become large texts, and the items of lists get other names. Of
         # a part without members, some lose the columns.
         table = schema.empty_table() if missing else table.select(schema.names).cast(schema)
         made = self.output.merged(table, self._source)
@@ -386,7 +384,7 @@ class _OfSchema(Generic[T]):
         self._last: tuple[Any, T] | None = None
 
     def found(self, schema: Any, look: Callable[[Any], T]) -> T:
-        """Return what `look` finds out about a schema; call it only if the schema is not the last one."""
+        """Return the result of `look` for a schema, from the cache if it is the last schema again."""
         # One tuple, read once: another thread may replace it, but never separate the schema from its result.
         last = self._last
         if last is None or not schema.equals(last[0]):
@@ -395,7 +393,7 @@ class _OfSchema(Generic[T]):
 
 
 class _Kernels:
-    """A pool of kernels: planned once for panels with the same columns, and lent to one run at a time."""
+    """A pool of kernels: planned once for panels with the same columns; each is used by one run at a time."""
 
     def __init__(self, source: CompactInventory) -> None:
         self._source = source
@@ -406,7 +404,7 @@ class _Kernels:
         return vars(self) | {"_idle": []}
 
     def plan(self, columns: PanelColumns) -> Kernel:
-        """Return the kernel for some columns, from which others are copied; panels mostly have the same."""
+        """Return the kernel for some columns, copied for each run; most panels have the same columns."""
         planned = self._planned.get(columns)
         if planned is None:
             planned = Kernel(PanelPlan(self._source, columns))
@@ -432,7 +430,6 @@ class _Kernels:
 
 
 def _chunks(count: int) -> Iterator[slice]:
-    """Yield chunks of about the same size."""
     # 30,000 members: round(2.93) = 3 chunks of 10,000, rounded up to whole words: 10,048, 10,048 and 9,904.
     chunks = max(1, round(count / CHUNK))
     size = -(-count // chunks)

@@ -188,7 +188,7 @@ def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
 def _classes(
     programs: Mapping[int, Program], all_asked: Sequence[_Place], kinds: QuestionKinds, policy: MatchPolicy
 ) -> tuple[dict[int, Classes], list[tuple[int, int, int]]]:
-    """Return the classes of all questions, and all that is asked, as the question and the parts of a `Pair`."""
+    """Return the classes by question, and each set of alternatives as question and the parts of a `Pair`."""
     of_question: defaultdict[int, DistinctList[_Place]] = defaultdict(DistinctList)
     shapes: list[tuple[int, list[int]]] = []
     for id_, at in with_gc_deferred(all_asked):
@@ -277,22 +277,18 @@ def _more(pair: Pair) -> list[int]:
 
 
 class _OneQuestion(NamedTuple):
-    """A layer that asks one question only."""
-
     asked: FittingClasses
 
     def all_asked(self) -> Iterator[FittingClasses]:
-        """Yield what is asked."""
         yield self.asked
 
 
 class _Crossed(NamedTuple):
-    """Any other layer: for each sub-quota, the classes it asks for, and whether it is full."""
+    """Any other layer: for each sub-quota, its classes by question, and whether it is full."""
 
     sub_quotas: list[tuple[tuple[FittingClasses, ...], bool]]
 
     def all_asked(self) -> Iterator[FittingClasses]:
-        """Yield what is asked."""
         return (each for asked, _ in self.sub_quotas for each in asked)
 
 
@@ -307,7 +303,7 @@ class _Planning:
         layers = [
             self._read([(all_sub_quotas[place], full) for place, full in shape]) for shape in source.layers
         ]
-        self._ways = self._chosen_ways(layers)
+        self._ways = self._fillings(layers)
         self._made: dict[tuple[int, int], Row] = {}
         self._fits: dict[tuple[FittingClasses, ...], Pair] = {}
         self._layers = [self._layer(each) for each in layers]
@@ -325,15 +321,15 @@ class _Planning:
         classes = [(*asked[0].classes, all_classes if full else 0) for asked, full in sub_quotas]
         return _OneQuestion(FittingClasses(only[0], Pair(*fitting(classes, 0, exactly_one=self._exactly_one))))
 
-    def _chosen_ways(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
-        """Return the cheapest way to make the sets of each question's classes; see `InputRow.how`."""
+    def _fillings(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
+        """Return the cheapest `InputRow.how` for the sets of each question's classes."""
         wanted: defaultdict[int, set[int]] = defaultdict(set)
         for each in with_gc_deferred(layers):
             for asked in each.all_asked():
                 wanted[asked.question_id].update(asked.classes)
-        return {question_id: self._way(question_id, sets) for question_id, sets in wanted.items()}
+        return {question_id: self._filling(question_id, sets) for question_id, sets in wanted.items()}
 
-    def _way(self, question_id: int, sets: set[int]) -> str:
+    def _filling(self, question_id: int, sets: set[int]) -> str:
         if question_id in self._columns.multiple:
             return "has"
         everything = self._source.classes[question_id].everything
@@ -345,7 +341,6 @@ class _Planning:
         return min(costs, key=costs.__getitem__)
 
     def _row(self, question_id: int, classes: int) -> Row:
-        """Return the row of the members in a set of classes."""
         # Nobody has answered a question without a column.
         if question_id not in self._columns.questions:
             return self.rows.everything if classes >> UNANSWERED & 1 else self.rows.nothing
@@ -370,7 +365,7 @@ class _Planning:
         return Pair(*fitting(sub_quotas, nobody, exactly_one=self._exactly_one))
 
     def _fitting(self, asked: tuple[FittingClasses, ...]) -> Pair:
-        """Return the members who fit a sub-quota; everybody may fit one that asks for nothing."""
+        """Return the members who fit a sub-quota; everybody may fit one without questions."""
         if not asked:
             return Pair(self.rows.nothing, self.rows.everything)
         found = self._fits.get(asked)
@@ -381,7 +376,7 @@ class _Planning:
         return found
 
     def _is_one_at_most(self, of: _Crossed) -> bool:
-        """Return whether nobody may fit two sub-quotas, because some question keeps each two apart."""
+        """Return whether nobody may fit two sub-quotas, because each two exclude each other by a question."""
         possible = [
             {
                 each.question_id: each.classes.possible

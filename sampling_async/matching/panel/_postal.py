@@ -239,7 +239,7 @@ class OddCodes:
                     self._first = first + int(odd[0])
                 self._count += len(odd)
 
-    def tell(self) -> None:
+    def log(self) -> None:
         """Log how many there were, if there were any."""
         if self._count:
             _LOG.warning(

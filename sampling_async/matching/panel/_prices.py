@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import field, frozen
 
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._collectors import Places, places_within, split
 from sampling_async.matching.panel._columns import member_codes, numbers
@@ -123,7 +123,7 @@ _HALVINGS: Final = 40
 
 @frozen(eq=False)
 class Prices:
-    """What `PanelMatcher.learn` has found out about a panel.
+    """The result of `PanelMatcher.learn`: prices of the quotas, derived from a panel.
 
     Attributes:
         by_quota: The price of an invite, by quota ID: what a place in the quota and in its survey is worth.
@@ -147,8 +147,8 @@ _LAST: Final = np.iinfo(np.uint64).max
 
 
 @frozen
-class Learning:
-    """An output: a sample of the members, each with all quotas that fit, from which prices are learned.
+class PriceSample:
+    """An output: a sample of the members, each with all quotas that fit, from which prices are derived.
 
     The members with the lowest hashes of their codes are drawn. So the sample does not depend on how the panel
     is divided.
@@ -205,7 +205,7 @@ class Learning:
             return table
         if (table.column("quotas").to_numpy() != _digest_of(source)).any():
             raise InvalidRequestError(
-                "these parts were made for other quotas than this matcher has; learn from parts of one "
+                "these parts were made for other quotas than this matcher has; all parts must be of one "
                 "PanelMatcher, made when no quota had closed that it does not know of"
             )
         priorities = table.column("priority").to_numpy()
@@ -216,7 +216,7 @@ class Learning:
 
 
 class _SampleDraw:
-    def __init__(self, output: Learning, source: CompactInventory) -> None:
+    def __init__(self, output: PriceSample, source: CompactInventory) -> None:
         self._output, self._source = output, source
         self._count = 0
         self._limit = _LAST
@@ -244,7 +244,6 @@ class _SampleDraw:
         self._draw(both, members)
 
     def add_candidates(self, batch: Any, first: int) -> None:
-        """Add members whose quotas are known."""
         batch = self.begin(batch, first)
         member, place, is_certain = Places(self._source.quota_ids).pairs(batch.column(1), batch.column(2))
         both = np.zeros((2, len(batch), len(self._source.quota_ids)), dtype=bool)
@@ -298,7 +297,7 @@ def prices_of(source: CompactInventory, sample: Any, possible: float, depth: flo
 
     Args:
         source: The inventory, with its market.
-        sample: The merged output of `Learning`.
+        sample: The merged output of `PriceSample`.
         possible: What a possible match is worth beside a certain one.
         depth: How many candidates of a member there should be on average, at most.
     """

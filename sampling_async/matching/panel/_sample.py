@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import field, frozen
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import is_whole, whole_from_1
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._collectors import count_of, known_rows, places_within, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes

@@ -1,4 +1,4 @@
-"""One of the processes that match a panel: how it is led from here, and what it does there.
+"""One of the processes that match a panel: how this process controls it, and what runs in it.
 
 A piece is sent as a file mapped into memory, in a memory file system if there is one: to send it through a pipe
 would cost a good part of the time gained. A worker has one piece to work on and one waiting. It keeps its
@@ -77,7 +77,6 @@ class _File:
         return self._mapped is not None and not self.path.exists()
 
     def close(self) -> None:
-        """Unmap the file."""
         if self._mapped is not None:
             self._mapped.close()
 
@@ -98,9 +97,9 @@ class Worker:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs,), daemon=True)
-        with _interrupts_put_off():
+        with _interrupts_deferred():
             self._process.start()
-        # Close our copy of the worker's end: otherwise `recv` would not raise EOFError when the worker ends.
+        # Close this copy of the worker's end: otherwise `recv` would not raise EOFError when the worker ends.
         theirs.close()
         self._folder: TemporaryDirectory[str] | None = None
         self._size = 0  # of the pieces that the folder was made for
@@ -123,11 +122,11 @@ class Worker:
             workers: How many workers take part.
         """
         self.is_free = False
-        # Programs that clean up temporary files may have removed ours, if a day has passed since the last run.
+        # If a day has passed since the last run, a cleanup of temporary files may have removed the folder.
         if self._folder is None or size > self._size or self._is_incomplete(self._folder):
             self._remove_folder()
             place = _place(_PIECES * workers * size)
-            # Each worker has a folder of its own, because it may be kept longer than the others.
+            # Each worker has a separate folder, because it may be kept longer than the others.
             folder = TemporaryDirectory(prefix="sampling-async-", dir=place, ignore_cleanup_errors=True)
             self._folder, self._size = folder, size
             self._files.extend(_File(Path(folder.name, str(at))) for at in range(_PIECES))
@@ -143,7 +142,7 @@ class Worker:
         return Path(self._folder.name, _WORK)
 
     def begin(self, work: Work, written: Path | None) -> None:
-        """Tell the worker what it matches with, and the file from which to read it, if it does not have it."""
+        """Send the worker the matcher, or the file to read it from, unless the worker has it."""
         self._send(written)
         self.work = work
         # One that has the work takes pieces at once, while this process matches its first one.
@@ -219,7 +218,7 @@ class Worker:
 
 
 def _place(room: int) -> str | None:
-    """Return a folder in memory, or None if less than twice the room is free, as often in containers."""
+    """Return a folder in memory, or None if less than twice `room` bytes are free, as often in containers."""
     try:
         memory = os.statvfs(_IN_MEMORY)
     except (AttributeError, OSError):
@@ -228,7 +227,7 @@ def _place(room: int) -> str | None:
 
 
 @contextmanager
-def _interrupts_put_off() -> Generator[None]:
+def _interrupts_deferred() -> Generator[None]:
     """Block Ctrl-C while a process starts, so that it cannot be interrupted before it ignores the signal."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -295,7 +294,7 @@ def _sendable(exc: Exception) -> Exception:
 
 
 def _take_part(connection: Connection, held: list[Matches]) -> None:
-    """Take part in a run with the matcher that is held, or with another one that is sent and held then."""
+    """Take part in a run with the matcher that the worker holds, or with a new one that it is sent."""
     made: list[Any] = []
 
     @lru_cache(maxsize=_PIECES)  # to map a file anew for each piece costs 2 % of matching it
@@ -320,7 +319,7 @@ def _take_part(connection: Connection, held: list[Matches]) -> None:
     written = connection.recv()
     if written is not None:
         held.clear()  # before the next one is read: with its rows it is large
-        held.append(pickle.loads(written.read_bytes()))  # noqa: S301  from our own parent
+        held.append(pickle.loads(written.read_bytes()))  # noqa: S301  from the parent process
     for batch in held[0](pieces()):
         made.append(batch)  # noqa: PERF402  `say` empties it in between
     say("end")

@@ -1,6 +1,6 @@
 """Matching of a panel by several processes of one machine, which take it piece by piece.
 
-This process matches too: it begins while the others start, and hands out pieces between its own. The workers
+This process matches too: it begins while the others start, and distributes pieces between its own. The workers
 end with the run, unless `Workers` keeps them for the next run.
 """
 
@@ -16,8 +16,8 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakMethod, ref
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import whole_number
-from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.matching.panel._worker import Matches, Piece, Worker
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Workers:
                 best = matcher.run(panel, workers=workers).read_all()
 
     They keep the matcher of their last run too, so it is best to use one `PanelMatcher` for all panels of an
-    inventory. (An `Allocate` makes two of its own for each run.) Each keeps two files besides, as large as a
+    inventory. (An `Allocate` makes two more for each run.) Each process also keeps two files, as large as a
     piece, in memory if there is room. A panel that is a stream is read ahead by a few pieces for each process.
 
     A run starts the processes that are missing if the panel is large enough: at least five pieces of 32,768
@@ -106,7 +106,7 @@ class Workers:
             for worker in crew:
                 worker.begin(work, new[0].work_file if worker in new else None)
             try:
-                lead = _Lead(crew, halved_at_the_end(pieces, self.count))
+                lead = _Distribution(crew, halved_at_the_end(pieces, self.count))
                 yield from lead.matched(match, self._has_room)
             finally:
                 if new:
@@ -146,7 +146,6 @@ class Workers:
             return keeps
 
     def _has_room(self) -> bool:
-        """Return whether one more idle process is kept."""
         return self._is_open and len(self._idle) < self.count - 1
 
 
@@ -189,7 +188,7 @@ def halved_at_the_end(pieces: Iterable[Piece], last: int) -> Iterator[Piece]:
             yield first + half, batch.slice(half)
 
 
-class _Lead:
+class _Distribution:
     """Divides pieces among a crew and this process."""
 
     def __init__(self, crew: Sequence[Worker], pieces: Iterator[Piece]) -> None:
@@ -222,7 +221,7 @@ class _Lead:
         yield from ((True, batch) for batch in self._after_all)
 
     def _own(self) -> Iterator[Piece]:
-        """Yield pieces for this process while there are any; the workers are given theirs first."""
+        """Yield pieces for this process while there are any; the workers get theirs first."""
         while True:
             self._receive_messages(0)
             while self._is_far_ahead:
@@ -238,7 +237,6 @@ class _Lead:
             self._mine = self._after_all
 
     def _note(self, number: int, made: list[Any]) -> None:
-        """Store the output of a finished piece."""
         self._done[number] = made
         while self._all_done in self._done:
             self._all_done += 1

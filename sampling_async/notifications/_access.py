@@ -1,21 +1,155 @@
-"""Signatures of notifications and of end-page redirects: HMACs in hexadecimal digits, under shared secrets."""
+"""Who may post notifications: secret paths or Basic auth, networks, proxies, and signatures of bodies."""
 
 from __future__ import annotations
 
+import base64
 import hmac
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
-from sampling_async._contract.errors import InvalidRequestError
-from sampling_async.notifications._records import Completion, Reconciliation, Terminate
+from sampling_async import InvalidRequestError
+from sampling_async._contract.checks import shown
+from sampling_async.notifications._records import Completion, Kind, Reconciliation, Terminate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sampling_async.notifications._records import Notification
 
-# The length of the digits tells the hash.
+_Network: TypeAlias = "IPv4Network | IPv6Network"
+_SHORTEST: Final = 16
+_UNIX: Final = "unix"
+_UNRESERVED: Final = re.compile(r"[\w.~-]+", re.ASCII)
+
+
+class AccessControl:
+    """Decides whether a hit is accepted, before its body is read or stored.
+
+    Args:
+        secrets: The secrets in the paths of each kind; all of a kind are valid.
+        basic: Names and passwords of Basic auth, which stand in place of a secret.
+        networks: Where hits may come from, such as `"198.51.100.0/24"`; empty: from everywhere.
+        trusted_proxies: The networks of the proxies in front, whose X-Forwarded-For is believed; `"unix"` for
+            one that connects through a Unix socket, and so has no address.
+
+    Raises:
+        InvalidRequestError: A secret or password is too short, or a network is not valid.
+    """
+
+    def __init__(
+        self,
+        secrets: Mapping[Kind, Sequence[str]],
+        *,
+        basic: Iterable[tuple[str, str]] = (),
+        networks: Iterable[str] = (),
+        trusted_proxies: Iterable[str] = (),
+    ) -> None:
+        self._secrets = {
+            kind: [_in_a_path(_checked(secret, "secret")).encode() for secret in each]
+            for kind, each in secrets.items()
+        }
+        self._basic = [f"{name}:{_checked(password, 'password')}".encode() for name, password in basic]
+        for name, given in (("networks", networks), ("trusted_proxies", trusted_proxies)):
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise InvalidRequestError(
+                    f"{name} must be a list of networks, such as ['198.51.100.0/24'], not {shown(given)}"
+                )
+        self._networks = [_network(text) for text in networks]
+        proxies = list(trusted_proxies)
+        self._trusts_socket = _UNIX in proxies
+        self._proxies = [_network(text) for text in proxies if text != _UNIX]
+
+    def authenticates(self, kind: Kind, secret: str, headers: Iterable[tuple[str, str]]) -> bool:
+        """Return whether the secret of a path is one of the kind's, or the headers have a valid password.
+
+        It takes the same time for right and wrong secrets: all are compared, and each one whole.
+        """
+        given = secret.encode("utf-8", "surrogatepass")
+        results = [hmac.compare_digest(given, each) for each in self._secrets.get(kind, ())]
+        if self._basic:
+            claimed = _credentials(headers)
+            results += [hmac.compare_digest(claimed, each) for each in self._basic]
+        return any(results)
+
+    def source(self, peer: str, headers: Iterable[tuple[str, str]]) -> str:
+        """Return the address that a hit came from.
+
+        X-Forwarded-For is read from its end, and only as far as trusted proxies have written it. What stands
+        before could be written by anybody, and is ignored.
+        """
+        if not self._proxies and not self._trusts_socket:
+            return peer
+        hops = [hop.strip() for name, value in headers if name == "x-forwarded-for" for hop in value.split(",")]
+        while hops and self._is_proxy(peer):
+            peer = _without_port(hops.pop())
+        return peer
+
+    def _is_proxy(self, peer: str) -> bool:
+        # Servers give no address for a Unix socket, or its path.
+        is_socket = not peer or peer.startswith(("unix:", "/"))
+        return self._trusts_socket if is_socket else _is_in(peer, self._proxies)
+
+    def allows(self, source: str) -> bool:
+        """Return whether hits from this address are accepted."""
+        return not self._networks or _is_in(source, self._networks)
+
+
+def _checked(secret: str, what: str) -> str:
+    if not isinstance(secret, str) or len(secret) < _SHORTEST:
+        raise InvalidRequestError(
+            f"a {what} of notifications has at least {_SHORTEST} characters; secrets.token_urlsafe() makes one"
+        )
+    return secret
+
+
+def _in_a_path(secret: str) -> str:
+    if not _UNRESERVED.fullmatch(secret):
+        raise InvalidRequestError(
+            "a secret stands in a URL: it has letters, digits and -._~ only; secrets.token_urlsafe() makes one"
+        )
+    return secret
+
+
+def _credentials(headers: Iterable[tuple[str, str]]) -> bytes:
+    for name, value in headers:
+        scheme, _, text = value.partition(" ")
+        if name == "authorization" and scheme.casefold() == "basic":
+            try:
+                return base64.b64decode(text.strip(), validate=True)
+            except ValueError:
+                return b""
+    return b""
+
+
+def _network(text: str) -> _Network:
+    try:
+        return ip_network(text)
+    except ValueError as exc:
+        raise InvalidRequestError(f"{text!r} is no network such as 198.51.100.0/24: {exc}") from None
+
+
+def _is_in(address: str, networks: Sequence[_Network]) -> bool:
+    try:
+        parsed: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped:  # how a socket for both families shows IPv4
+        parsed = parsed.ipv4_mapped
+    return any(parsed in network for network in networks)
+
+
+def _without_port(hop: str) -> str:
+    """Return the address of `198.51.100.7`, `198.51.100.7:1234`, `2001:db8::7` or `[2001:db8::7]:1234`."""
+    hop = hop.strip('"')
+    if hop.startswith("["):
+        return hop[1:].partition("]")[0]
+    return hop.partition(":")[0] if hop.count(":") == 1 else hop
+
+
+# The number of digits identifies the hash.
 _HASHES: Final = {64: "sha256", 40: "sha1", 32: "md5"}
 _PORTS: Final = {"http": 80, "https": 443}
 _SLASHES: Final = 3  # of https://partner.example/
@@ -35,7 +169,7 @@ def shared_secrets(secrets: str | Iterable[str], name: str = "secrets") -> tuple
 
 
 def _or_problem(secrets: str | Iterable[str]) -> tuple[bytes, ...] | str:
-    """Return secrets as bytes, or the text of the problem."""
+    """Return secrets as bytes, or the text of an error."""
     try:
         return shared_secrets(secrets)
     except InvalidRequestError as exc:
@@ -101,7 +235,7 @@ class Signatures:
 
 
 class ForgedError(ValueError):
-    """A notification is not from who shares the secrets. The text is the verdict of its receipt."""
+    """The sender of a notification does not know the secrets. The text is the verdict of its receipt."""
 
 
 def verify_redirect(
@@ -124,7 +258,7 @@ def verify_redirect(
         verify_redirect("https://partner.example?status=qualified&mc=m1&hash=9f0c...", ["shared secret"])
 
     Args:
-        url: The whole URL as the member's browser asked for it.
+        url: The whole URL as the member's browser requested it.
         secrets: The secrets shared with the operator; several, while they are rotated.
         parameter: The name that the last parameter must have, see the setting "Standard EncryptionResult
             Parameter Name". By default it may have any name: the signature itself is what counts.
@@ -154,7 +288,7 @@ def verify_redirect(
 
 
 def _signed_pages(page: str, configured: str | Iterable[str] | None) -> list[str]:
-    """Return the texts that a signature may have been made over: of a URL, what stands before its query."""
+    """Return the texts that may have been signed: the parts of a URL before its query."""
     if configured is None:
         return [page, *([page[:-1]] if page.endswith("/") and page.count("/") == _SLASHES else [])]
     pages = [configured] if isinstance(configured, str) else list(configured)
@@ -163,7 +297,7 @@ def _signed_pages(page: str, configured: str | Iterable[str] | None) -> list[str
 
 
 def _place(page: str) -> tuple[str, str] | None:
-    """Return host and path of a URL as a browser writes them; None if it is no URL of the web."""
+    """Return host and path of a URL as a browser writes them; None if it is not an http or https URL."""
     try:
         parts = urlsplit(page)
         if parts.scheme.lower() not in _PORTS:

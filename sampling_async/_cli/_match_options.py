@@ -1,4 +1,4 @@
-"""The command `match`: its options and their meaning."""
+"""The options of `match`, and their meaning."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import typer
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
-from sampling_async._cli._tally import USAGE
 from sampling_async.matching import MatchPolicy, QuestionKinds
 
 if TYPE_CHECKING:
@@ -129,7 +127,7 @@ class MatchOptions:
         """Return the kind of output.
 
         Raises:
-            InvalidRequestError: The options ask for several kinds at once.
+            InvalidRequestError: The options name several kinds at once.
         """
         from sampling_async.matching import (  # noqa: PLC0415  numpy, pyarrow: an extra
             Allocate,
@@ -211,34 +209,3 @@ def _bands(file: Path) -> dict[int, tuple[int, int]]:
             f"{file}: age bands must be a JSON object of answer IDs, each with first and last year, "
             '{"2006352": [18, 24]}'
         ) from None
-
-
-def match(
-    service: ServiceOptions,
-    options: MatchOptions,
-    members: Annotated[
-        str,
-        typer.Argument(
-            metavar="PANEL",
-            help=(
-                "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-                "member. The names of its columns are question IDs."
-            ),
-            show_default=False,
-        ),
-    ],
-) -> None:
-    """Match a whole panel with the open quotas: count the members of each quota, or list their best quotas.
-
-    Without --top, --requests, --allocate or --sample, the output has one row
-    per quota: the members that match certainly and possibly, the completes
-    still needed, and the shortfall (needed completes minus certain members).
-    The panel may also have the columns member_code, device_type,
-    exclude_surveys, participations and, for --allocate, invites_left. An
-    unanswered question is empty or null.
-    """
-    try:
-        from sampling_async._cli._match_run import MatchRun  # noqa: PLC0415  numpy, pyarrow: an extra
-    except ModuleNotFoundError as exc:
-        fail(f"match needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
-    ended_by_failure(lambda: MatchRun(service, members, options).run())
