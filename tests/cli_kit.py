@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -22,6 +22,9 @@ from sampling_async._cli._commands import app
 from sampling_async._cli._panel_files import write_panel
 from sampling_async.simulator import AGE_BANDS
 from sampling_async.simulator._questions import question_ids
+
+if TYPE_CHECKING:
+    import io
 
 DESCRIPTION = _cli.__doc__ or ""
 main = _cli.main

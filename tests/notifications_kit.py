@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sampling_async.matching import _following
 from sampling_async.notifications import _app, _handling
-from sampling_async.notifications._entries import read_entries
 from sampling_async.notifications._access import Signatures
+from sampling_async.notifications._entries import read_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,18 +12,24 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
-import anyio
 import pyarrow.parquet as pq
 import pytest
 from campaign_kit import forget_command
-from cli_kit import ENDINGS, at_keyboard, lines, on_terminal, panel_file, point_at, program, reader_gone, run, wait_after_signal
-from notifications_kit import SECRET, post
-from rich.console import Console
+from cli_kit import (
+    ENDINGS,
+    at_keyboard,
+    lines,
+    on_terminal,
+    panel_file,
+    point_at,
+    program,
+    reader_gone,
+    run,
+    wait_after_signal,
+)
 
 from sampling_async import to_json
-from sampling_async.notifications import Inbox
 from sampling_async.simulator import Fault, Latency, Simulator
 
 MEMBERS = 24

@@ -1,4 +1,4 @@
-"""Parts of commands alone: input cut into requests, progress and summary, options and figures of a campaign, dates."""
+"""Parts of commands alone: how input is divided, progress and summary, figures of a campaign, certificates."""
 
 from __future__ import annotations
 

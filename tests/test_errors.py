@@ -11,7 +11,6 @@ import sampling_async
 from sampling_async import (
     BadRequestError,
     BulkInviteResult,
-    ClientClosedError,
     DecodeError,
     IncompleteBulkError,
     InvalidRequestError,
@@ -98,5 +97,3 @@ def test_an_error_without_words_has_none_of_its_own():
     assert (SamplingError().args, ServiceError().args) == (("",), ("",))
     assert str(JournalError(path=Path("night.db"))) == "the journal night.db "
     assert SamplingError("refused").timing is None
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sampling_async import ClientClosedError, InviteOutcome, SamplingError
+from sampling_async import BadRequestError, ClientClosedError, InviteOutcome, SamplingError
 from sampling_async._bulk.job import Answered, Job, failed, interrupted
 from sampling_async._contract.errors import delivered
 from sampling_async._contract.exchange import Track

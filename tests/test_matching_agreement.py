@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +30,7 @@ from sampling_async.matching import (
     MatchPolicy,
     QuestionKinds,
     QuotaIndex,
+    Truth,
     _question,
     _segment,
 )

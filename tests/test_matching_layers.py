@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 from matching_kit import (
     ASKED,
@@ -27,9 +25,7 @@ from sampling_async import (
     SubQuota,
 )
 from sampling_async.matching import (
-    MatchPolicy,
     QuotaIndex,
-    Truth,
 )
 
 
@@ -95,5 +91,3 @@ def test_a_quota_is_as_its_weakest_layer_and_open_to_all_without_layers():
 
 
 # --- The rule of a layer
-
-

@@ -38,7 +38,9 @@ def service_of(profile: Mapping[int, ProfileAnswer], *layers: list[SubQuota]) ->
     quota = Quota(1, 10, 10, tuple(Layer(i, tuple(parts)) for i, parts in enumerate(layers)))
     inventory = generate_inventory(surveys=1)
     survey = attrs.evolve(inventory.surveys[0], quotas=(quota,), survey_wave_exclusions=())
-    return Simulator(inventory=attrs.evolve(inventory, surveys=(survey,)), members=[SimulatedMember("m", profile)])
+    return Simulator(
+        inventory=attrs.evolve(inventory, surveys=(survey,)), members=[SimulatedMember("m", profile)]
+    )
 
 
 def filled(profile: Mapping[int, ProfileAnswer], *layers: list[SubQuota]) -> tuple[int, ...] | None:

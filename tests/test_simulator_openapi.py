@@ -105,7 +105,7 @@ def page(quota_id: int, **options: Any) -> Callable[[SamplingClient], Awaitable[
 async def calls(
     panel: str = doubles.PANEL, member: str = "a/b c", quota_ids: tuple[int, ...] = (7,), recontact: int = 7
 ) -> list[Sent]:
-    """Return the five requests as the client makes them, with every parameter, in the order of `OPERATION_IDS`."""
+    """Return the five requests as the client makes them, with every parameter, as `OPERATION_IDS` has them."""
     return await sent(
         panel,
         lambda client: client.get_quotas(include_routables=False),
@@ -336,7 +336,10 @@ async def test_every_response_of_the_simulator_fits_its_operation():
         *await sent(sim.panel_guid, page(quota_ids[0]), page(1)),
     ]
     other_panel = sim.add_panel(members=0).panel_guid
-    forbidden = [*((call, "wrong") for call in ours), *((call, sim.api_key) for call in await calls(other_panel))]
+    forbidden = [
+        *((call, "wrong") for call in ours),
+        *((call, sim.api_key) for call in await calls(other_panel)),
+    ]
     seen: Counter[tuple[str, int]] = Counter()
     codes: set[int] = set()
     async with httpx.AsyncClient(transport=sim.transport(), base_url=sim.base_url) as client:
