@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sampling_async.matching import _following
+from sampling_async import _following
 from sampling_async.notifications import _app, _handling
 from sampling_async.notifications._access import Signatures
 from sampling_async.notifications._entries import read_entries

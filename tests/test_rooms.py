@@ -44,7 +44,7 @@ ROOMS = {
         "_wire",
     },
 }
-TOOLS = {"_cli", "campaign", "matching", "notifications", "simulator"}
+TOOLS = {"_cli", "_following", "_live", "campaign", "matching", "notifications", "simulator"}
 THIRD_PARTY = {
     "httpx": {"_wire"},
     "httptools": {"_wire/http1"},

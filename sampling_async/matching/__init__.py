@@ -27,8 +27,8 @@ from sampling_async.matching._result import MatchResult, QuotaIds
 from sampling_async.matching._segment import Rank, most_wanted
 
 if TYPE_CHECKING:
-    from sampling_async.matching._following import Following
-    from sampling_async.matching._live import LiveIndex
+    from sampling_async._following import Following
+    from sampling_async._live import LiveIndex
     from sampling_async.matching.panel import (
         Allocate,
         BatchReader,
@@ -93,7 +93,7 @@ _OF_PANEL: Final = frozenset(
 def __getattr__(name: str) -> Any:
     """Import the panel's names on first use: they need numpy and pyarrow. Those that are live need anyio."""
     if name in _LIVE:
-        return getattr(import_module(f"sampling_async.matching.{_LIVE[name]}"), name)
+        return getattr(import_module(f"sampling_async.{_LIVE[name]}"), name)
     if name not in _OF_PANEL:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._contract.checks import require_instance
@@ -24,7 +24,6 @@ from sampling_async.matching.panel._workers import Workers, matched_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sampling_async.matching._live import LiveIndex
     from sampling_async.matching.panel._arrow import BatchReader
     from sampling_async.matching.panel._plan import PanelColumns
     from sampling_async.matching.panel._worker import Piece
@@ -47,6 +46,14 @@ def needs_codes(output: object) -> bool:
 T = TypeVar("T")
 
 _MOST_PLANS: Final = 4
+
+
+class IndexSource(Protocol):
+    """What an inventory is taken from: a `QuotaIndex`, or a `LiveIndex`."""
+
+    def snapshot(self) -> QuotaIndex:
+        """Return the inventory as it is now."""
+        ...
 
 
 class PanelMatcher:
@@ -73,8 +80,8 @@ class PanelMatcher:
         InvalidRequestError: A value, room or rate of `Allocate` is out of range or not a finite number.
     """
 
-    def __init__(self, index: QuotaIndex | LiveIndex, output: Output | None = None) -> None:
-        # Quotas of a live index close at any moment, in any thread. Its class would load the HTTP library.
+    def __init__(self, index: IndexSource, output: Output | None = None) -> None:
+        # Quotas of a live index close at any moment, in any thread.
         taken: object = index.snapshot() if hasattr(index, "snapshot") else index
         require_instance(taken, QuotaIndex, "index", "a QuotaIndex or a LiveIndex")
         index = cast("QuotaIndex", taken)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from sampling_async import Quotas, WatchStatus
     from sampling_async._contract.records import Participation
+    from sampling_async._following import Following
     from sampling_async._watch.changes import Key
     from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds
     from sampling_async.matching._evaluate import Reason
-    from sampling_async.matching._following import Following
     from sampling_async.matching._index import Member
     from sampling_async.matching._result import MatchResult
     from sampling_async.matching._segment import Rank
@@ -210,7 +210,7 @@ class LiveIndex(BackgroundService):
             inbox: The inbox. It must be open.
             after: The ID of the last fact to skip; `Following.after` of an earlier block, for instance.
         """
-        from sampling_async.matching._following import Following  # noqa: PLC0415  not all have an inbox
+        from sampling_async._following import Following  # noqa: PLC0415  not all have an inbox
 
         return Following(self._watch, inbox, after)
 
