@@ -289,11 +289,13 @@ def test_simulate_posts_to_a_receiver(store, tmp_path, monkeypatch):
 
 
 def test_a_simulator_notifies_badly_on_request(monkeypatch):
-    notifying = []
-    made = Simulator.__init__
-    monkeypatch.setattr(
-        Simulator, "__init__", lambda sim, **given: notifying.append(given["notifying"]) or made(sim, **given)
-    )
+    notifying, made = [], Simulator.__init__
+
+    def noted(sim, *seed, **given) -> None:
+        notifying.append(given["notifying"])
+        made(sim, *seed, **given)
+
+    monkeypatch.setattr(Simulator, "__init__", noted)
     for options in ((), ("--notify", "http://x"), ("--notify", "http://x", "--notify-badly")):
         simulated(monkeypatch, *options)
     silent, well, badly = notifying
