@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from matching_kit import AGE, panel_of
 
 from sampling_async.campaign import Campaign
+from sampling_async.campaign._campaign import with_ledger
+from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.matching import Allocate, QuestionKinds
 from sampling_async.simulator import AGE_BANDS, Simulator
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from sampling_async import SamplingClient
@@ -51,6 +55,22 @@ async def all_of(run) -> list:
     """Return all outcomes of a run."""
     async with run:
         return [outcome async for outcome in run]
+
+
+def forget_command(path: Path) -> None:
+    """Leave out of a ledger how it was planned, as another program that made it does."""
+    with_ledger(path, lambda ledger: ledger.note(command="{}"))
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Hold a ledger as a run in another process does."""
+    ledger = CampaignLedger(path)
+    ledger.lock()
+    try:
+        yield
+    finally:
+        ledger.close()
 
 
 def holds(sim: Simulator, summary, outcomes=()) -> None:

@@ -10,12 +10,24 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sampling_async import _cli
+from sampling_async._cli import _campaign_run, _campaign_view, _connection, _rendering, _sources
 from sampling_async._cli._commands import app
+from sampling_async._cli._panel_files import write_panel
+from sampling_async.simulator import AGE_BANDS
+from sampling_async.simulator._questions import question_ids
 
+if TYPE_CHECKING:
+    import io
+
+DESCRIPTION = _cli.__doc__ or ""
+main = _cli.main
 KEY_NAMES = ("SAMPLING_BASE_URL", "SAMPLING_PANEL_GUID", "SAMPLING_API_KEY")
 ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -24,6 +36,58 @@ def point_at(monkeypatch, simulator, base_url: str) -> None:
     """Let commands use a simulator that is being served."""
     for name, value in zip(KEY_NAMES, (base_url, simulator.panel_guid, simulator.api_key), strict=True):
         monkeypatch.setenv(name, value)
+
+
+def on_terminal(monkeypatch, stderr: io.StringIO | None = None) -> None:
+    """Let commands print what they print on a terminal; their stderr may be a screen of 80 columns."""
+    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    if stderr is not None:
+        console = Console(file=stderr, force_terminal=True, width=80, highlight=False, color_system=None)
+        monkeypatch.setattr(_rendering, "stderr_console", lambda: console)
+        monkeypatch.setattr(_rendering, "errors", lambda: console)
+
+
+def reader_gone(monkeypatch) -> list[bool]:
+    """Let nobody read the figures of a campaign; return a list that grows when stdout is given up."""
+
+    def gone(_):
+        raise BrokenPipeError
+
+    silenced: list[bool] = []
+    monkeypatch.setattr(_rendering, "emit_json", gone)
+    monkeypatch.setattr(_campaign_view, "silence_stdout", lambda: silenced.append(True))
+    return silenced
+
+
+def wait_after_signal(monkeypatch, seconds: float) -> None:
+    """Let a campaign wait no longer than this for what is in flight at a signal."""
+    monkeypatch.setattr(_campaign_run, "_GRACE", seconds)
+
+
+def at_keyboard(monkeypatch) -> None:
+    """Let commands find a person at the keyboard instead of a pipe."""
+    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
+    monkeypatch.setattr(_sources, "stdin_is_terminal", lambda: True)
+
+
+def command_tree():
+    """Return the whole command line as click sees it."""
+    return typer.main.get_command(app)
+
+
+def commands(group=None, before=""):
+    """Yield each command with its whole name, and its options."""
+    for name, command in (group or command_tree()).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", {each for option in command.params for each in option.opts}
+
+
+def panel_file(simulator, path: Path) -> Path:
+    """Write the members of a simulator as a panel."""
+    write_panel(simulator.members.values(), question_ids(), AGE_BANDS, path)
+    return path
 
 
 def run(*arguments, stdin=None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import tracemalloc
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -14,9 +15,12 @@ import anyio.to_thread
 import httpx
 
 from sampling_async import SamplingClient
+from sampling_async._calls.attempt import Attempts
 from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.loops import asyncio_loop
 from sampling_async._pacing.turns import Lane
+from sampling_async._wire import engine
+from sampling_async._wire.bodies import LimitedBody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,6 +54,47 @@ def steps_of_turns(monkeypatch: Any) -> list[int]:
 
     monkeypatch.setattr("sampling_async._pacing.loops.LoopYielder.step", step)
     return steps
+
+
+def decode_in_threads(monkeypatch: Any, first: Callable[[], object] = bool) -> list[threading.Thread]:
+    """Let the client decode bodies of any size in a thread that calls `first` before; return those threads."""
+    threads: list[threading.Thread] = []
+    decode = Attempts._decoded
+
+    def decoded(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        first()
+        return decode(*given)
+
+    monkeypatch.setattr("sampling_async._calls.attempt._THREADED_BYTES", 1)
+    monkeypatch.setattr(Attempts, "_decoded", decoded)
+    return threads
+
+
+def fail_to_close_bodies(monkeypatch: Any, error: Exception) -> None:
+    """Let the client close the bodies of responses with an error."""
+    aclose = LimitedBody.aclose
+
+    async def fail(body: LimitedBody) -> None:
+        await aclose(body)
+        raise error
+
+    monkeypatch.setattr(LimitedBody, "aclose", fail)
+
+
+def connections_opened(monkeypatch: Any, pause: float = 0.0) -> list[Any]:
+    """Return a list that gets each connection the client opens, after a pause."""
+    opened: list[Any] = []
+    connect = engine.connect
+
+    async def noted(*given: Any, **named: Any) -> Any:
+        opened.append(await connect(*given, **named))
+        if pause:
+            await anyio.sleep(pause)
+        return opened[-1]
+
+    monkeypatch.setattr(engine, "connect", noted)
+    return opened
 
 
 class MemoryPeak:

@@ -11,7 +11,7 @@ from attrs import evolve
 from hypothesis import strategies as st
 
 from sampling_async import Layer, Price, QuestionAndAnswers, Quota, SubQuota, Survey
-from sampling_async.matching import Counts, MatchPolicy, PanelMatcher, QuestionKinds, QuotaIndex, Truth
+from sampling_async.matching import Counts, MatchPolicy, PanelMatcher, QuestionKinds, QuotaIndex, Truth, _index
 
 AGE, POSTAL, DMA, MSA, GENDER, OTHER = 1001538, 1001042, 1001568, 1001569, 1001007, 1009999
 MALE, FEMALE = 2000247, 2000246
@@ -114,6 +114,20 @@ policies = st.builds(
     truncated_postal=st.sampled_from(["possible", "no"]),
     full=st.sampled_from(["blocks", "ignored"]),
 )
+
+
+def surveys_compiled(monkeypatch) -> list[int]:
+    """Return a list that gets the number of surveys of each part that an index compiles."""
+    compiled: list[int] = []
+    part = _index.CompiledPart
+
+    def counted(surveys, *others):
+        surveys = list(surveys)
+        compiled.append(len(surveys))
+        return part(surveys, *others)
+
+    monkeypatch.setattr(_index, "CompiledPart", counted)
+    return compiled
 
 
 def truth(profile, asked: Quota, *, kinds: QuestionKinds = KINDS, **policy) -> Truth:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from sampling_async import _following
+from sampling_async.notifications import _app, _handling
+from sampling_async.notifications._access import Signatures
+from sampling_async.notifications._entries import read_entries
+
 if TYPE_CHECKING:
-    from sampling_async.notifications import Fact, HitResponse, Inbox, Kind
+    from collections.abc import Iterator
+
+    from sampling_async.notifications import Entry, Fact, HitResponse, Inbox, Kind, Receipt
 
 SECRET = "a-secret-of-the-tests"
 PEER = "198.51.100.7"
@@ -48,6 +55,26 @@ def encoded(fields: object) -> bytes:
 async def post(inbox: Inbox, kind: Kind | str, fields: object, **more: Any) -> HitResponse:
     """Post fields, or a body, with the right secret."""
     return await inbox.receive(kind, encoded(fields), {}, PEER, **{"secret": SECRET, **more})
+
+
+def read_again_soon(monkeypatch: Any) -> None:
+    """Let a live index read a store again at once after it could not."""
+    monkeypatch.setattr(_following, "_RETRY_SECONDS", 0.001)
+
+
+def wait_for_bodies(monkeypatch: Any, seconds: float) -> None:
+    """Let an app wait no longer than this for the body of a request."""
+    monkeypatch.setattr(_app, "_BODY_SECONDS", seconds)
+
+
+def pause_extra_place(monkeypatch: Any, seconds: float) -> None:
+    """Let the extra place for handlers pause as long as this."""
+    monkeypatch.setattr(_handling, "_EXTRA_SECONDS", seconds)
+
+
+def entries_of(hit: Receipt) -> Iterator[Entry]:
+    """Read a body as an inbox does that checks no signatures."""
+    return read_entries(hit, Signatures((), is_required=False))
 
 
 async def facts_of(inbox: Inbox) -> list[Fact[Any]]:

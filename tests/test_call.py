@@ -19,8 +19,6 @@ from sampling_async import (
     TransportError,
     UnexpectedStatusError,
 )
-from sampling_async._calls import attempt
-from sampling_async._pacing.outage import Away
 
 
 def status(code: int, **headers: str) -> httpx.Response:
@@ -237,20 +235,13 @@ async def test_no_permit_is_held_through_a_backoff():
 
 
 async def test_a_large_body_is_decoded_in_a_thread(monkeypatch):
-    threads = []
-    monkeypatch.setattr(attempt, "_THREADED_BYTES", 10)
+    threads = doubles.decode_in_threads(monkeypatch)
     body = [{"Name": "n", "Description": "", "Value": None}]
     async with doubles.client(doubles.Service(body, "rubbish" * 10)) as client:
-        original = attempt.Attempts._decoded
-
-        def spy(self, call, reply):
-            threads.append(threading.current_thread())
-            return original(self, call, reply)
-
-        monkeypatch.setattr(attempt.Attempts, "_decoded", spy)
         assert len(await client.get_settings()) == 1
         with pytest.raises(DecodeError):
             await client.get_settings()
+    assert len(threads) == 1 + 2  # the second call makes two attempts
     assert threading.main_thread() not in threads
 
 
@@ -259,12 +250,12 @@ async def test_a_large_body_is_decoded_in_a_thread(monkeypatch):
     [
         ([], None),
         (status(400), None),
-        (status(502), Away()),
-        (httpx.Response(502, html="<p>"), Away()),
+        (status(502), (0.0, True)),
+        (httpx.Response(502, html="<p>"), (0.0, True)),
         (status(500), None),
-        (httpx.Response(302), Away(is_certain=False)),
-        (httpx.Response(200, html="<p>"), Away(is_certain=False)),
-        (httpx.ConnectError("refused"), Away()),
+        (httpx.Response(302), (0.0, False)),
+        (httpx.Response(200, html="<p>"), (0.0, False)),
+        (httpx.ConnectError("refused"), (0.0, True)),
     ],
 )
 async def test_a_probe_tells_whether_the_service_responds(answer, told):
@@ -278,10 +269,10 @@ async def test_a_probe_tells_a_retry_after_and_ends_in_its_time():
         raise AssertionError
 
     async with doubles.client(doubles.Service(httpx.Response(503, headers={"Retry-After": "7"}))) as client:
-        assert await client._send_probe(1.0) == Away(7.0)
+        assert await client._send_probe(1.0) == (7.0, True)
     async with doubles.client(silent) as client:
         with anyio.fail_after(60):
-            assert await client._send_probe(0.01) == Away()
+            assert await client._send_probe(0.01) == (0.0, True)
 
 
 async def test_the_log_names_endpoints(caplog):

@@ -12,31 +12,32 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
-import anyio
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import ENDINGS, lines, point_at, program, run
-from notifications_kit import SECRET, post
-from rich.console import Console
+from campaign_kit import forget_command
+from cli_kit import (
+    ENDINGS,
+    at_keyboard,
+    lines,
+    on_terminal,
+    panel_file,
+    point_at,
+    program,
+    reader_gone,
+    run,
+    wait_after_signal,
+)
 
 from sampling_async import to_json
-from sampling_async._cli import _campaign_run, _campaign_view, _connection, _rendering
-from sampling_async._cli._campaign_options import SavedOptions, Settings
-from sampling_async._cli._panel_files import write_panel
-from sampling_async.campaign import Limits, Pairs
-from sampling_async.campaign._campaign import with_ledger
-from sampling_async.notifications import Inbox
-from sampling_async.simulator import AGE_BANDS, Fault, Latency, Simulator
-from sampling_async.simulator._questions import question_ids
+from sampling_async.simulator import Fault, Latency, Simulator
 
 MEMBERS = 24
 
 
 def files_of(simulator: Simulator) -> None:
     """Write the panel and the inventory of a simulator to the current folder."""
-    write_panel(simulator.members.values(), question_ids(), AGE_BANDS, Path("panel.jsonl"))
+    panel_file(simulator, Path("panel.jsonl"))
     Path("quotas.json").write_bytes(to_json(simulator.inventory))
 
 
@@ -55,10 +56,7 @@ def service(tmp_path, monkeypatch):
 def terminal(monkeypatch):
     """Have commands believe that they write to a terminal."""
     screen = io.StringIO()
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
-    console = Console(file=screen, force_terminal=True, width=80, highlight=False, color_system=None)
-    monkeypatch.setattr(_rendering, "stderr_console", lambda: console)
-    monkeypatch.setattr(_rendering, "errors", lambda: console)
+    on_terminal(monkeypatch, screen)
     return screen
 
 
@@ -174,7 +172,7 @@ def test_a_dry_run_with_an_inventory_from_a_file_needs_no_service(service, monke
 
 
 def test_on_a_terminal_a_person_is_asked_once(service, terminal, monkeypatch):
-    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
+    at_keyboard(monkeypatch)
     no = campaign("panel.jsonl", "--out", "out", "--workers", 1, stdin="\n", code=1)
     assert re.search(r"Request \d+ pairs\? \[y/N\]", no.stderr)
     assert "To run it: sampling-async campaign run --out out" in no.stderr
@@ -210,7 +208,8 @@ def test_a_cap_ends_a_run_and_a_later_run_goes_on(service):
 
 def test_what_closes_in_the_inventory_is_not_asked_for(service):
     campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1)
-    first = with_ledger("out/campaign.ledger", lambda ledger: ledger.counts()[0][0])
+    campaign("report", "out")
+    first = pairs_in("out")[0]["quota_id"]
     service.close_quota(first)
     campaign("run", "--out", "out", "--yes")
     assert first not in {q for each in service.ledger.requests(endpoint="bulk_invite") for q in each.quota_ids}
@@ -221,25 +220,6 @@ def test_what_closes_in_the_inventory_is_not_asked_for(service):
     assert first in {q for each in service.ledger.requests(endpoint="bulk_invite") for q in each.quota_ids}
 
 
-async def test_what_a_store_of_notifications_is_told_to_be_closed_counts_at_once(tmp_path):
-    simulator = Simulator(seed=4, surveys=5, members=3)
-    survey = simulator.inventory.surveys[0]
-    other = simulator.inventory.surveys[1].quotas[0].quota_id
-    # As `notifications serve` has it open in another process.
-    async with Inbox(tmp_path / "store.db", secrets=SECRET) as inbox, simulator.client() as client:
-        settings = Settings(watch=600.0, notifications=tmp_path / "store.db")
-        async with _campaign_run.following(client, settings) as live:
-            quota_id = survey.quotas[0].quota_id
-            assert live.is_open(quota_id)
-            told = {"SurveyID": survey.survey_id, "WaveId": survey.wave_id, "Status": "Closed"}
-            reply = await post(inbox, "survey_closed", told)
-            assert reply.status == 200
-            with anyio.fail_after(10):
-                while live.is_open(quota_id):  # noqa: ASYNC110  nobody tells
-                    await anyio.sleep(0.01)
-            assert live.is_open(other)
-
-
 # --- What is kept
 
 
@@ -247,9 +227,9 @@ def test_later_commands_know_how_a_campaign_was_planned(service, tmp_path, monke
     started("--allocate", 2, "--partition", "survey_id", "--format", "jsonl", "--max-invites", 3, code=1)
     monkeypatch.chdir("/")
     out = tmp_path / "out"
-    kept = with_ledger(out / "campaign.ledger", _campaign_run.saved_in)
-    assert kept.panel == str(tmp_path / "panel.jsonl")
-    assert kept.settings.allocate == 2
+    other = campaign(tmp_path / "panel.jsonl", "--out", out, "--allocate", 3, code=2)
+    assert "--allocate would not change" in other.stderr
+    assert "the panel" not in other.stderr
     campaign("run", "--out", out, "--max-invites", "none")
     assert list(out.glob("invites/survey_id=*/invites.jsonl"))
     campaign("report", out, "--format", "parquet")
@@ -279,14 +259,6 @@ def test_options_that_would_not_change_a_plan_are_refused(service):
     campaign("panel.jsonl", "--out", "out", "--allocate", 3, "--dry-run")  # the same command again
 
 
-def test_a_ledger_that_another_program_made_has_the_defaults():
-    assert SavedOptions.from_json(None) == SavedOptions()
-    kept = SavedOptions(
-        panel="p", settings=Settings(column=["1=a"], bands=Path("/b")).over(SavedOptions().settings)
-    )
-    assert SavedOptions.from_json(kept.to_json()) == kept
-
-
 # --- Steering and looking
 
 
@@ -307,7 +279,7 @@ def test_limits_are_changed_and_shown(service, monkeypatch):
     }
     (paused,) = lines(campaign("pause", "out", "--reason", "lunch [red]"))
     assert (paused["Paused"], paused["Reason"], paused["MaxSpend"]) == (True, "lunch [red]", 10.0)
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     assert "lunch [red]" in campaign("limit", "out").stdout
     shown = campaign("resume", "out").stdout
     assert "lunch" not in shown
@@ -324,7 +296,7 @@ def status_json(folder: str) -> dict:
 
 def test_the_status_on_a_terminal_names_codes_and_what_to_do(service, monkeypatch):
     started()
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     shown = campaign("status", "out").stdout
     assert all(len(line) <= 80 for line in shown.splitlines())
@@ -403,7 +375,7 @@ def test_an_outcome_that_nobody_knows_is_exit_code_1(service):
 
 
 def test_what_is_not_answered_soon_after_a_signal_is_cut_off_and_unknown(service, monkeypatch):
-    monkeypatch.setattr(_campaign_run, "_GRACE", 0.2)
+    wait_after_signal(monkeypatch, 0.2)
     # A shell without job control starts what runs in the background with SIGINT ignored, as CI may be.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     service.faults.add(Fault.delay(60).on("bulk_invite"))
@@ -436,7 +408,7 @@ def test_without_a_match_there_is_nothing_to_request(service):
 
 def test_a_ledger_that_does_not_know_its_panel_is_topped_up_with_one(service):
     campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1)
-    with_ledger("out/campaign.ledger", lambda ledger: ledger.note(command="{}"))
+    forget_command(Path("out/campaign.ledger"))
     assert "give PANEL" in campaign("top-up", "out", code=2).stderr
     campaign("top-up", "out", "panel.jsonl", "--dry-run", "--workers", 1)
     # The service is asked for the quotas, unless a file has them.
@@ -452,78 +424,10 @@ def test_a_missing_extra_is_named(monkeypatch, missing):
 
 
 def test_a_reader_that_goes_away_does_not_end_a_campaign(service, monkeypatch):
-    def gone(_):
-        raise BrokenPipeError
-
-    silenced = []
-    monkeypatch.setattr(_rendering, "emit_json", gone)
-    monkeypatch.setattr(_campaign_view, "silence_stdout", lambda: silenced.append(1))
+    silenced = reader_gone(monkeypatch)
     started()
-    assert silenced == [1]
+    assert silenced == [True]
     assert invited("out") == service.ledger.by_pair()
-
-
-def test_the_time_left_ends_at_the_cap(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(_campaign_view.time, "monotonic", lambda: now)
-    run = SimpleNamespace(
-        pairs=Pairs(planned=1000, pending=1000),
-        limits=Limits(max_invites=100),
-        waiting_for=None,
-        reason="",
-        requests=0,
-        members=0,
-        expected_value=0.0,
-    )
-    client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
-    metrics = _campaign_view.RunMetrics(run, client, None)
-    now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
-    assert metrics.read().seconds_left == 80 / (19 / 2)
-    run.limits = Limits()
-    assert metrics.read().seconds_left == 960 / (40 / 2)
-    run.limits = Limits(max_invites=20)
-    assert metrics.read().seconds_left == 0.0
-
-
-# --- The live display
-
-
-def figures(**changes):
-    given = {
-        "state": "rate",
-        "reason": "",
-        "pairs": Pairs(planned=10_000_000, invited=4_000_000, rejected=1_234_567, unknown=3, pending=4_765_430),
-        "members": 2_000_000,
-        "requests": 1_000_000,
-        "invites_per_second": 1234.5,
-        "requests_per_second": 321.0,
-        "limit": 64,
-        "expected_value": 123_456_789.0,
-        "currency_id": 1,
-        "seconds_left": 3700.2,
-        "refusals": (
-            (28, "QUOTA_FULL", 500_000),
-            (999, "A\x1bNAME" + "E" * 200, 3),
-            *[(n, None, 1) for n in range(9)],
-        ),
-    }
-    return _campaign_view.Figures(**given | changes)
-
-
-@pytest.mark.parametrize("width", [40, 80, 100])
-def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(_campaign_view.figures_view(figures()))
-    shown = console.file.getvalue()
-    assert len(shown.splitlines()) == 4 + 5
-    assert all(len(line) <= width for line in shown.splitlines())
-    assert "\x1b" not in shown
-    if width >= 80:
-        assert "5,234,570/10,000,000 pairs  52%" in shown
-        assert "1:01:41 left" in shown
-    waiting = _campaign_view.figures_json(figures(state="paused", seconds_left=None))
-    assert waiting["SecondsLeft"] is None
-    assert waiting["Refusals"][0] == {"ResultCode": 28, "Result": "QUOTA_FULL", "Pairs": 500_000}
 
 
 # --- As programs

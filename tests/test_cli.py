@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -14,15 +13,28 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import doubles
 import pytest
-from cli_kit import ENDINGS, KEY_NAMES, lines, member, program, quota_ids, run, wait_for_handlers
+import typer
+import wire
+from cli_kit import (
+    ENDINGS,
+    KEY_NAMES,
+    at_keyboard,
+    commands,
+    lines,
+    main,
+    member,
+    on_terminal,
+    program,
+    quota_ids,
+    run,
+    wait_for_handlers,
+)
 from forward_proxy import ForwardProxy
-from rich.console import Console
 
-from sampling_async import InvalidRequestError, Quotas, Setting, _cli, from_json
+from sampling_async import Quotas, from_json
 from sampling_async import Survey as SurveyRecord
-from sampling_async._cli import _connection, _help, _rendering, _simulation, _sources
-from sampling_async._cli._commands import app
 from sampling_async.simulator import Fault, Simulator
 
 UNKNOWN_KEY = "cafecafe-0000-4000-8000-00000000cafe"
@@ -50,7 +62,7 @@ def test_quotas_can_be_limited_to_one_survey_and_without_routables(sim):
 
 
 def test_quotas_on_a_terminal_are_a_table(sim, monkeypatch):
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     survey = sim.inventory.surveys[0]
     table = run("quotas").stdout
@@ -75,7 +87,7 @@ def test_quotas_as_json_are_one_document_as_the_service_sends_it(sim):
 
 @pytest.mark.parametrize("columns", [30, 60, 80, 140])
 def test_the_inventory_is_never_wider_than_the_terminal_and_cuts_no_number(sim, monkeypatch, columns):
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", str(columns))
     shown = run("quotas").stdout
     assert (
@@ -89,7 +101,7 @@ def test_the_inventory_is_never_wider_than_the_terminal_and_cuts_no_number(sim, 
 
 @pytest.mark.parametrize(("columns", "is_stacked"), [(60, True), (140, False)])
 def test_a_value_that_is_too_long_for_its_line_is_printed_below_its_name(sim, monkeypatch, columns, is_stacked):
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", str(columns))
     shown = run("settings").stdout.splitlines()
     assert ("Qualified URL" in shown) == is_stacked
@@ -104,7 +116,7 @@ def test_the_reference_data_key_is_masked_everywhere(sim, monkeypatch):
     secret = anyio.run(settings).reference_data_api_auth_key
     assert secret
     piped = run("settings")
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     for result in (piped, run("settings"), run("settings", "--debug")):
         assert result.exit_code == 0
         assert secret not in result.output
@@ -112,13 +124,14 @@ def test_the_reference_data_key_is_masked_everywhere(sim, monkeypatch):
     assert {"Name", "Description", "Value"} == lines(piped)[0].keys()
 
 
-def test_a_placeholder_is_no_markup_and_control_characters_are_seen():
-    setting = Setting("Qualified URL", "", "https://partner.example/?id=[pid]&x=\x1b[31m")
-    [(name, value)] = _rendering.setting_pairs([setting])
-    console = Console(file=io.StringIO(), width=80)
-    console.print(value)
-    shown = console.file.getvalue()
-    assert name == "Qualified URL"
+def test_a_placeholder_is_no_markup_and_control_characters_are_seen(sim, monkeypatch):
+    on_terminal(monkeypatch)
+    url = "https://partner.example/?id=[pid]&x=\x1b[31m"
+    settings = [{"Name": "Qualified URL", "Description": "", "Value": url}]
+    with wire.serve(wire.serve_each(lambda _: wire.answer(json.dumps(settings).encode()))) as base_url:
+        monkeypatch.setenv("SAMPLING_BASE_URL", base_url)
+        shown = run("settings").stdout
+    assert shown.startswith("Qualified URL")
     assert "id=[pid]&x=\N{REPLACEMENT CHARACTER}[31m" in shown
 
 
@@ -235,7 +248,7 @@ def test_a_second_run_resumes_from_the_journal(sim, tmp_path):
 
 
 def test_outcomes_on_a_terminal_are_readable_lines(sim, monkeypatch):
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     code, asked = list(sim.members)[5], quota_ids(sim)
     result = run("bulk-invite", code, *asked)
     assert result.exit_code == 0
@@ -263,10 +276,14 @@ def test_a_dash_for_a_file_is_stdin(sim):
     assert [line["QuotaID"] for line in lines(result)] == [1, 2]
 
 
-def test_a_link_is_never_wrapped(monkeypatch, capsys):
+def test_a_link_is_never_wrapped(sim, monkeypatch):
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "40")
-    _rendering.print_pairs([("URL", _rendering.plain("https://entry.example/" + "x" * 100))])
-    assert "\n  https://entry.example/" + "x" * 100 + "\n" in capsys.readouterr().out
+    link = "https://entry.example/" + "x" * 100
+    answer = json.dumps({**doubles.invite(7), "URL": link}).encode()
+    with wire.serve(wire.serve_each(lambda _: wire.answer(answer))) as base_url:
+        monkeypatch.setenv("SAMPLING_BASE_URL", base_url)
+        assert f"\n  {link}\n" in run("invite", member(sim), 7).stdout
 
 
 @pytest.mark.parametrize("wrong", ["abc", "-5", "1.5", "1_000", "9" * 30, "\N{ARABIC-INDIC DIGIT FIVE}"])
@@ -291,42 +308,10 @@ def test_quota_ids_are_accepted_from_one_source_only(sim, tmp_path, monkeypatch)
     file.write_text("1")
     assert run("bulk-invite", member(sim), 5, "--file", file).exit_code == 2
     assert run("bulk-invite", member(sim), "--file", tmp_path / "none").exit_code == 2
-    monkeypatch.setattr(_sources, "stdin_is_terminal", lambda: True)
+    at_keyboard(monkeypatch)
     result = run("bulk-invite", member(sim))
     assert result.exit_code == 2
     assert "through a pipe" in result.stderr
-
-
-def test_ids_split_between_blocks_are_joined():
-    class Drip(io.BytesIO):
-        def read(self, size=-1):
-            return super().read(min(size, 3))
-
-    async def read():
-        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), _sources.QuotaIDs("ids", "m"))
-        return [each async for each in source]
-
-    assert anyio.run(read) == [1234567, 89, 10, 1100042]
-
-
-@pytest.mark.parametrize("separator", list(" \t\n\r\v\f,"))
-def test_no_id_is_cut_in_two_whatever_divides_the_words(separator):
-    """A cut ID would ask for two quotas that nobody has named."""
-    asked = list(range(1_100_000, 1_100_040))
-    text = separator.join(map(str, asked)).encode()
-    for size in (20, 24, 31, 64):
-        parser = _sources.QuotaIDs("ids", "m")
-        found = [each for at in range(0, len(text), size) for each in parser.feed(text[at : at + size])]
-        assert [*found, *parser.end()] == asked
-
-
-def test_endless_text_is_not_kept_in_memory():
-    async def read():
-        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), _sources.QuotaIDs("ids", "m"))
-        return [each async for each in source]
-
-    with pytest.raises(InvalidRequestError):
-        anyio.run(read)
 
 
 # --- How it ends ------------------------------------------------------------------------------------------
@@ -406,7 +391,7 @@ def test_options_count_over_the_environment(sim, monkeypatch):
 
 def test_the_key_is_read_without_echo(sim, monkeypatch):
     monkeypatch.delenv("SAMPLING_API_KEY")
-    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
+    at_keyboard(monkeypatch)
     asked = []
     monkeypatch.setattr("getpass.getpass", lambda text, **_: asked.append(text) or sim.api_key)
     result = run("settings")
@@ -456,29 +441,19 @@ def test_the_debug_log_shows_attempts_without_secrets(sim):
     assert sim.api_key not in result.output
 
 
-GROUPS = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
-COMMANDS = [
-    prefix + (command.name or command.callback.__name__)
-    for prefix, group in GROUPS
-    for command in group.registered_commands
-]
-
-
 def test_help_of_every_command_has_examples_that_can_be_copied(monkeypatch):
     assert "130 interrupted" in " ".join(run("--help").stdout.split())
-    assert set(COMMANDS) == _help.EXAMPLES.keys()
-    for columns in ("60", "140"):
-        monkeypatch.setenv("COLUMNS", columns)
-        for command in COMMANDS:
+    for command, _ in commands():
+        copied = []
+        for columns in ("60", "140"):
+            monkeypatch.setenv("COLUMNS", columns)
             shown = run(*command.split(), "--help").stdout
             assert "bool" not in shown
             _, _, examples = shown.partition("Example")
-            for example in _help.EXAMPLES[command]:
-                assert f"sampling-async {command}" in "".join(_help.EXAMPLES[command])
-                assert all(
-                    line in examples.splitlines() for line in (f"   {each}" for each in example.splitlines())
-                )
-                assert all(len(line) <= 57 for line in example.splitlines())
+            copied.append([line for line in examples.splitlines() if line.startswith("   ")])
+        assert copied[0] == copied[1], command  # nothing is wrapped
+        assert f"sampling-async {command}" in "".join(copied[0]), command
+        assert max(map(len, copied[0])) <= 60, command
     assert "bool" not in run("--help").stdout
 
 
@@ -685,13 +660,13 @@ def test_sigterm_works_if_ctrl_c_is_ignored(slow, command):
 
 
 def test_sigterm_before_a_command_has_begun_gives_its_exit_code(monkeypatch):
-    monkeypatch.setattr(_cli, "_run", lambda: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(typer.Typer, "__call__", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     before = signal.signal(
         signal.SIGTERM, signal.SIG_DFL
     )  # a plugin of pytest may have its own handler, which stays
     try:
         with pytest.raises(SystemExit) as ended:
-            _cli.main()
+            main()
         assert ended.value.code == 143
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
@@ -709,10 +684,11 @@ def test_a_missing_extra_is_named_with_what_to_install(name, monkeypatch, capsys
     for module in {name} | {each for each in sys.modules if each.startswith(f"{name}.")}:
         monkeypatch.setitem(sys.modules, module, None)
     for module in [each for each in sys.modules if each.startswith("sampling_async._cli._")]:
+        package, _, attribute = module.rpartition(".")
         monkeypatch.delitem(sys.modules, module)
-        monkeypatch.delattr(_cli, module.rpartition(".")[2], raising=False)
+        monkeypatch.delattr(sys.modules[package], attribute, raising=False)
     with pytest.raises(SystemExit) as ended:
-        _cli.main()
+        main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.strip().endswith('pip install "sampling-async[cli]"')
 
@@ -735,8 +711,10 @@ def test_simulate_prints_the_settings_to_copy(monkeypatch):
 @pytest.mark.parametrize(
     ("host", "shown"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("localhost", "localhost")]
 )
-def test_simulate_prints_an_address_that_can_be_asked(host, shown):
-    assert _simulation._in_url(host) == shown
+def test_simulate_prints_an_address_that_can_be_asked(host, shown, monkeypatch):
+    monkeypatch.setattr(Simulator, "run", lambda *_, **__: None)
+    result = run("simulate", "--port", 0, "--host", host, "--members", 1)
+    assert f"export SAMPLING_BASE_URL=http://{shown}:" in result.stdout
 
 
 def test_simulate_takes_faults_and_writes_its_members(monkeypatch, tmp_path):
@@ -803,7 +781,8 @@ def test_simulate_on_a_port_that_is_taken(sim):
 
 @pytest.mark.parametrize("command", ["simulate", "demo"])
 def test_a_missing_simulator_extra_is_named_with_what_to_install(command, monkeypatch):
-    monkeypatch.setattr(_simulation, "find_spec", lambda _name: None)
+    for name in ("starlette", "uvicorn", "pyarrow", "jinja2"):
+        monkeypatch.setitem(sys.modules, name, None)
     result = run(command)
     assert result.exit_code == 2
     extras = "simulator,panel" if command == "demo" else "simulator"

@@ -12,27 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
-from cli_kit import member, program, quota_ids, run
+from cli_kit import DESCRIPTION, commands, member, on_terminal, panel_file, program, quota_ids, run
+from matching_kit import AGE
 
-from sampling_async import _cli
-from sampling_async._cli import _rendering
-from sampling_async._cli._commands import app
-from sampling_async._cli._panel_files import write_panel
-from sampling_async._cli._tally import Tally
-from sampling_async.simulator import AGE_BANDS, Simulator
-from sampling_async.simulator._questions import question_ids
+import sampling_async
+from sampling_async.simulator import Simulator
 
 _COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
-
-
-def commands(group=None, before=""):
-    """Yield each command with its whole name."""
-    for name, command in (group or typer.main.get_command(app)).commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{before}{name} ")
-        else:
-            yield f"{before}{name}", {each for option in command.params for each in option.opts}
 
 
 COMMANDS = dict(commands())
@@ -81,14 +67,12 @@ def test_quiet_fan_out_says_nothing_of_members_that_were_passed_over(sim, tmp_pa
 
 @pytest.fixture
 def panel(tmp_path, sim):
-    file = tmp_path / "panel.jsonl"
-    write_panel(sim.members.values(), question_ids(), AGE_BANDS, file)
-    return file
+    return panel_file(sim, tmp_path / "panel.jsonl")
 
 
 def test_quiet_keeps_the_warnings_of_a_match(panel, tmp_path):
     rows = [json.loads(line) for line in panel.read_text().splitlines()]
-    kept = ("member_code", str(question_ids()[0]))  # no column for any other question
+    kept = ("member_code", str(AGE))  # no column for any other question
     panel.write_text("".join(json.dumps({name: row[name] for name in kept}) + "\n" for row in rows))
     loud, quiet = (
         run("match", panel, "--output", tmp_path / "counts.jsonl", "--workers", 1, *more)
@@ -126,7 +110,7 @@ def test_simulate_prints_its_address_as_json_on_request(monkeypatch):
 
 @pytest.mark.parametrize("arguments", [["settings"], ["doctor"], ["quotas"], ["--help"], ["doctor", "--help"]])
 def test_no_color_turns_colours_off(sim, monkeypatch, arguments):
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     coloured = run(*arguments).stdout
@@ -137,13 +121,11 @@ def test_no_color_turns_colours_off(sim, monkeypatch, arguments):
     assert arguments != ["doctor"] or _COLOURS.search(coloured)
 
 
-def test_a_summary_without_colours_has_none(monkeypatch, capsys):
+def test_a_summary_without_colours_has_none(sim, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
-    _rendering.set_quiet(False)
-    _rendering.print_summary(Tally())
-    shown = capsys.readouterr().err
-    assert "0 quota IDs" in shown
+    shown = run("bulk-invite", member(sim), *quota_ids(sim, 3)).stderr
+    assert "3 quota IDs" in shown
     assert not _COLOURS.search(shown)
 
 
@@ -211,7 +193,7 @@ echo "${COMPREPLY[@]}"
     environment = {
         **os.environ,
         "SAMPLING_PROFILES": str(tmp_path / "profiles.toml"),
-        "PYTHONPATH": str(Path(_cli.__file__).parents[2]),
+        "PYTHONPATH": str(Path(sampling_async.__file__).parents[1]),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
     done = subprocess.run(
@@ -224,8 +206,7 @@ echo "${COMPREPLY[@]}"
 
 
 def test_the_table_of_exit_codes_names_every_code_and_the_commands_that_need_it():
-    assert _cli.__doc__
-    table = _cli.__doc__.partition("Exit codes:\n")[2].partition("\n\n")[0]
+    table = DESCRIPTION.partition("Exit codes:\n")[2].partition("\n\n")[0]
     assert re.findall(r"^    (\d+):", table, re.MULTILINE) == ["0", "1", "2", "3", "4", "5", "130", "143"]
     needed = "doctor", "profile forget-key", "notifications settings", "outcomes --overdue", "replay", "top"
     for word in needed:

@@ -8,6 +8,8 @@ import pickle
 import ssl
 import traceback
 from contextlib import aclosing
+from functools import partial
+from pathlib import Path
 from uuid import UUID
 
 import anyio
@@ -32,8 +34,6 @@ from sampling_async import (
     ServerError,
     Timeouts,
 )
-from sampling_async._journal.journal import run_of
-from sampling_async._pacing.turns import Lane
 
 BASE = "https://service.example/prefix"
 SAMPLES = f"{BASE}/IPExternalSamplingService/ExternalSample/{doubles.PANEL}"
@@ -513,22 +513,18 @@ async def test_for_the_first_outcomes_a_small_bulk_becomes_many_requests(call):
 
 
 @pytest.mark.parametrize("call", ["bulk_invite", "stream_bulk_invite", "fan_out"])
-async def test_a_bulk_has_the_weight_1_unless_told_otherwise(call, monkeypatch):
-    weights = []
-
-    def lane(kind: str, weight: float, **more: float) -> Lane:
-        weights.append(weight)
-        return Lane(kind, weight, **more)
-
-    monkeypatch.setattr("sampling_async._client.Lane", lane)
-    async with doubles.client(doubles.Service(doubles.bulk)) as client:
-        await _bulk(client, call, [2])
-    assert weights == [1.0]
+async def test_a_bulk_has_the_weight_1_unless_told_otherwise(call):
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service, max_concurrency=1) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(_bulk, client, call, range(1, 51), chunk_size=1))
+        tasks.start_soon(partial(_bulk, client, "bulk_invite", range(101, 151), chunk_size=1, weight=1.0))
+    first = [quota_id for request in service.requests[:40] for quota_id in doubles.asked(request)]
+    assert sum(quota_id < 101 for quota_id in first) == pytest.approx(20, abs=1)
 
 
 async def test_a_journal_belongs_to_one_service_and_may_be_given_in_three_forms(tmp_path):
     async with doubles.client(doubles.Service(doubles.bulk)) as client:
-        for number, form in enumerate((str, Journal, lambda path: run_of(Journal(path)))):
+        for number, form in enumerate((str, Path, Journal)):
             path = tmp_path / f"{number}.journal"
             for journal in (form(path), path):  # the second time, it is all recorded
                 async with client.fan_out([InviteRequest("m", [2])], journal=journal) as outcomes:

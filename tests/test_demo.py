@@ -13,12 +13,11 @@ from pathlib import Path
 import anyio
 import attrs
 import pytest
+from cli_kit import on_terminal, run
 from rich.console import Console
-from typer.testing import CliRunner
 
 from sampling_async import InviteOutcome, Quotas
-from sampling_async._cli import _demo, _demo_view, _rendering
-from sampling_async._cli._commands import app
+from sampling_async._cli import _demo, _demo_view
 from sampling_async._cli._demo import Demo, DemoError, Ends, ServiceReport, run_day
 from sampling_async.campaign import CampaignRun, Pairs, Plan, Summary
 from sampling_async.notifications import SqliteStore, StoreError
@@ -98,8 +97,8 @@ def test_a_demo_whose_inbox_refuses_every_end_says_that_they_are_not_heard_yet(m
         raise StoreError("no space left")
 
     monkeypatch.setattr(SqliteStore, "receive", refuse)
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
-    result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path)])
+    on_terminal(monkeypatch)
+    result = run(*ARGUMENTS, "--out", tmp_path)
     assert result.exit_code == 1
     assert "They agree on every pair. Not all ends are heard yet:" in " ".join(result.stdout.split())
 
@@ -111,7 +110,7 @@ def test_unknown_outcomes_cover_all_lost_invites_under_faults(tmp_path):
 
 
 def test_a_piped_demo_prints_one_json_object(tmp_path):
-    result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path / "out")])
+    result = run(*ARGUMENTS, "--out", tmp_path / "out")
     assert result.exit_code == 0
     (line,) = result.stdout.splitlines()
     figures = json.loads(line)
@@ -126,7 +125,7 @@ def test_a_piped_demo_prints_one_json_object(tmp_path):
 
 def test_a_folder_with_an_earlier_demo_is_left_alone(tmp_path):
     (tmp_path / "campaign.ledger").write_text("mine")
-    result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path)])
+    result = run(*ARGUMENTS, "--out", tmp_path)
     assert result.exit_code == 2
     assert "holds an earlier demo; name another folder" in result.stderr
     assert (tmp_path / "campaign.ledger").read_text() == "mine"

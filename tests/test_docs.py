@@ -9,6 +9,7 @@ from importlib import import_module
 from runpy import run_path
 
 import pytest
+from cli_kit import command_tree
 from docs_kit import PAGES, ROOT, examples_of, write_all
 from ports import free_port
 
@@ -120,11 +121,7 @@ def commands_in_pages():
     ("name", "rest"), [pytest.param(*each[1:], id=each[0]) for each in commands_in_pages()]
 )
 def test_commands_in_the_docs_exist_with_their_options(name, rest):
-    import typer  # noqa: PLC0415  what brings the commands takes its time
-
-    from sampling_async._cli._commands import app  # noqa: PLC0415
-
-    command = typer.main.get_command(app).commands[name]
+    command = command_tree().commands[name]
     if hasattr(command, "commands"):  # a group, whose command is the next word
         # A campaign has a command for everything but the first one, which is `run`.
         command = command.commands.get(rest.split()[0]) or command.commands["run"]

@@ -11,14 +11,15 @@ import broken_services
 import pytest
 import trustme
 import wire
-from cli_kit import KEY_NAMES, run
+from cli_kit import KEY_NAMES, on_terminal, run
 from forward_proxy import ForwardProxy
 
-from sampling_async._cli import _doctor_run, _rendering
 from sampling_async.notifications import Inbox, kept_secrets
 from sampling_async.simulator import Fault, Simulator
 
 WRONG_KEY = broken_services.WRONG_KEY
+CHECKS = ["Address", "Proxy", "DNS", "TLS", "Client cert", "Service", "Clock", "Key header", "Key", "Panel"]
+CHECKS += ["End pages", "Notifications", "Latency"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def examined(environment, monkeypatch, *options):
     result = run("doctor", *options)
     document = json.loads(result.stdout)
     checks = {each["Check"]: each for each in document["Checks"]}
-    assert list(checks) == list(_doctor_run.CHECKS)
+    assert list(checks) == CHECKS
     for secret in (environment["SAMPLING_API_KEY"], environment["SAMPLING_PANEL_GUID"]):
         assert len(secret) != len(WRONG_KEY) or secret.lower() not in result.output.lower()
     return result.exit_code, document, checks
@@ -152,7 +153,7 @@ def test_no_form_of_the_output_shows_what_the_address_holds_or_the_service_echoe
     is_terminal, path, monkeypatch
 ):
     if is_terminal:
-        monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+        on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")
     simulator = Simulator(seed=3)
     key, guid = simulator.api_key, simulator.panel_guid
@@ -355,7 +356,7 @@ def test_notification_urls_are_compared_with_the_store(tmp_path, monkeypatch):
 
 
 def test_a_service_that_drips_is_told_with_the_whole_time_it_had(monkeypatch):
-    monkeypatch.setattr(_doctor_run, "CONNECT_SECONDS", 0.2)
+    broken_services.connect_within(monkeypatch, 0.2)
 
     def drip(connection: wire.Connection) -> None:
         connection.read_request()
@@ -385,7 +386,7 @@ def test_the_options_of_a_receiver_belong_together(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("columns", [40, 80])
 def test_on_a_terminal_the_checks_fit_the_lines(columns, monkeypatch):
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", str(columns))
     with broken_services.wrong_key() as environment:
         for name, value in environment.items():

@@ -11,7 +11,6 @@ import sampling_async
 from sampling_async import (
     BadRequestError,
     BulkInviteResult,
-    ClientClosedError,
     DecodeError,
     IncompleteBulkError,
     InvalidRequestError,
@@ -22,8 +21,6 @@ from sampling_async import (
     ServiceError,
     TransportError,
 )
-from sampling_async._contract.errors import delivered
-from sampling_async._contract.exchange import Track
 
 ERRORS = [
     error
@@ -96,49 +93,7 @@ def test_the_error_of_a_journal_names_its_file():
     assert (error.endpoint, error.path, error.delivery) == ("bulk_invite", Path("night.journal"), "not_sent")
 
 
-def test_an_error_with_another_delivery_is_a_copy():
-    error = BadRequestError("no", status=400, result="X", endpoint="bulk_invite")
-    error.__cause__ = ValueError("cause")
-    other = delivered(error, "unknown")
-    assert (error.delivery, other.delivery) == ("answered", "unknown")
-    assert type(other) is BadRequestError
-    assert str(other) == "bulk_invite: no"
-    assert vars(other) == vars(error) | {"delivery": "unknown"}
-    other.status = 500
-    assert error.status == 400
-
-
-@pytest.mark.parametrize(
-    ("track", "delivery"),
-    [
-        (Track(), "not_sent"),
-        (Track(sent=True), "unknown"),
-        (Track(ambiguous=True), "unknown"),
-        (Track(sent=True, ambiguous=True), "unknown"),
-    ],
-)
-def test_a_call_may_have_had_its_effect_if_any_attempt_was_sent(track, delivery):
-    assert track.delivery == delivery
-
-
 def test_an_error_without_words_has_none_of_its_own():
     assert (SamplingError().args, ServiceError().args) == (("",), ("",))
     assert str(JournalError(path=Path("night.db"))) == "the journal night.db "
     assert SamplingError("refused").timing is None
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-@pytest.mark.parametrize("ambiguous", [True, False])
-def test_nothing_is_sent_for_a_call_whose_outcomes_are_known(is_told, ambiguous):
-    track = Track(outcomes_delivered=is_told, ambiguous=ambiguous)
-    track.may_send(False)  # to say that nothing left is always allowed
-    assert track.sent is False
-    if not is_told:
-        track.may_send(True)
-        assert (track.sent, track.delivery) == (True, "unknown")
-        return
-    with pytest.raises(ClientClosedError) as caught:
-        track.may_send(True)
-    assert caught.value.args == ("the `async with` block of the fan-out has ended",)
-    assert caught.value.delivery == track.delivery == ("unknown" if ambiguous else "not_sent")
-    assert track.sent is False

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
 
-import anyio
 import pytest
-from cli_kit import ENDINGS, lines, member, program, quota_ids, run, wait_for_handlers
+from cli_kit import ENDINGS, at_keyboard, lines, member, on_terminal, program, quota_ids, run, wait_for_handlers
 
-from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
-from sampling_async._cli import _rendering, _sources
-from sampling_async._cli._tally import Tally
 from sampling_async.simulator import Fault
 
 
@@ -86,41 +80,6 @@ def test_a_pair_that_comes_again_is_asked_once_unless_repetitions_are_wanted(sim
     assert "a journal sends each pair once" in refused.stderr
 
 
-def test_the_quota_ids_of_a_file_are_counted_first(tmp_path):
-    file = tmp_path / "requests.jsonl"
-    file.write_text(written([("m1", range(1, 301)), ("m2", [5])]) + "\n" + written([("m1", [5, 6])]).strip())
-    assert _sources.number_of_ids(file) == 303
-    file.write_text("no request")
-    assert _sources.number_of_ids(file) is None
-    os.mkfifo(tmp_path / "pipe")
-    assert _sources.number_of_ids(tmp_path / "pipe") is None
-
-
-def test_the_progress_of_a_file_has_a_total_and_the_time_left():
-    seen = _rendering.with_total(Progress(50, 40, 0, None, None, 20.0), 140)
-    assert _rendering.progress_text(seen) == "40/140  20/s  0:00:05 left"
-    assert _rendering.with_total(Progress(1, 1, 0, None, None, None), None).total is None
-    assert _rendering.with_total(Progress(1, 1, 0, 7, 3.0, 2.0), 9).total == 7
-
-
-def test_in_an_outage_the_progress_says_how_long_it_still_waits():
-    seen = Progress(50, 40, 0, 140, 5.0, 20.0, patience_left=90.0)
-    assert _rendering.progress_text(seen) == "40/140  the service is away; waiting up to 0:01:30 for it"
-
-
-def test_the_rate_is_of_what_was_answered():
-    tally = Tally(clock=iter([0.0, 2.0, 2.0]).__next__)
-    lost = SamplingError("stopped", delivery="not_sent")
-    for outcome in (
-        InviteOutcome("m", 1, "rejected", None, 9),
-        InviteOutcome("m", 2, "rejected", None, 9, replayed=True),
-        *(InviteOutcome("m", number, "not_sent", error=lost) for number in range(3, 1000)),
-        InviteOutcome("n", 2, "invited", None, 1),
-    ):
-        tally.add(outcome)
-    assert tally.in_words().splitlines()[0] == "1,000 quota IDs in 2.0 s (1/s)"
-
-
 def test_requests_for_other_members_only_are_an_error(sim):
     result = run("bulk-invite", member(sim), stdin=written([("somebody", [1, 2])]))
     assert (result.exit_code, result.stdout) == (2, "")
@@ -140,7 +99,7 @@ def test_a_second_run_resumes_from_the_journal(sim, tmp_path):
 
 
 def test_outcomes_on_a_terminal_name_the_member(sim, monkeypatch):
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     codes = list(sim.members)[20:22]
     shown = run("fan-out", stdin=written([(code, quota_ids(sim, 3)) for code in codes])).stdout.splitlines()
     assert len(shown) == 6
@@ -182,11 +141,6 @@ def test_an_invalid_request_is_reported_with_its_line(sim, text, words):
     assert "Traceback" not in result.stderr
 
 
-def test_input_in_the_encoding_of_powershell_is_reported():
-    with pytest.raises(InvalidRequestError, match=r"line 1: not JSON.*UTF-16, as PowerShell writes it"):
-        list(_sources.RequestLines("r").feed(written([("m", [1])]).encode("utf-16")))
-
-
 def test_a_bad_line_does_not_lose_the_requests_before_it(sim, tmp_path):
     requests = [(code, quota_ids(sim, 3)) for code in list(sim.members)[:4]]
     file = tmp_path / "requests.jsonl"
@@ -209,32 +163,10 @@ def test_a_missing_file_is_named(sim, tmp_path, command):
 def test_requests_are_accepted_from_one_source_only(sim, tmp_path, monkeypatch):
     (tmp_path / "requests").write_text("")
     assert "not both" in run("fan-out", tmp_path / "requests", "--file", tmp_path / "requests").stderr
-    monkeypatch.setattr(_sources, "stdin_is_terminal", lambda: True)
+    at_keyboard(monkeypatch)
     result = run("fan-out")
     assert result.exit_code == 2
     assert "give requests as a file, or through a pipe" in result.stderr
-
-
-@pytest.mark.parametrize("size", [1, 7, 65_536])
-def test_lines_split_between_blocks_are_joined(size):
-    requests = [(f"m{at}", range(1, at + 2)) for at in range(20)]
-    text = b"\xef\xbb\xbf" + written(requests).replace("\n", "\r\n\n").encode().rstrip()
-
-    class Drip(io.BytesIO):
-        def read(self, most=-1):
-            return super().read(min(most, size))
-
-    async def read():
-        return [each async for each in _sources.Items(lambda: Drip(text), _sources.RequestLines("x"))]
-
-    assert anyio.run(read) == [InviteRequest(code, ids) for code, ids in requests]
-
-
-def test_an_endless_line_is_not_kept_in_memory(monkeypatch):
-    monkeypatch.setattr(_sources, "_LONGEST", 1000)
-    parser = _sources.RequestLines("endless")
-    with pytest.raises(InvalidRequestError, match="endless, line 2: a line of more than 1,000 bytes"):
-        list(parser.feed(b"\n" + b"x" * 2000))
 
 
 # --- How it ends

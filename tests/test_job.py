@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sampling_async import ClientClosedError, InviteOutcome, SamplingError
+from sampling_async import BadRequestError, ClientClosedError, InviteOutcome, SamplingError
 from sampling_async._bulk.job import Answered, Job, failed, interrupted
+from sampling_async._contract.errors import delivered
+from sampling_async._contract.exchange import Track
 from sampling_async._protocol.requests import Chunk
 
 
@@ -85,3 +87,48 @@ def test_ids_of_no_part_are_not_sent():
     job.note(failed(part, SamplingError("no", delivery="unknown")))
     sent, rest = job.account().outcomes()
     assert (sent.status, rest.status, rest.error.delivery) == ("unknown", "not_sent", "not_sent")
+
+
+# --- What is known about a call
+
+
+@pytest.mark.parametrize(
+    ("track", "delivery"),
+    [
+        (Track(), "not_sent"),
+        (Track(sent=True), "unknown"),
+        (Track(ambiguous=True), "unknown"),
+        (Track(sent=True, ambiguous=True), "unknown"),
+    ],
+)
+def test_a_call_may_have_had_its_effect_if_any_attempt_was_sent(track, delivery):
+    assert track.delivery == delivery
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("ambiguous", [True, False])
+def test_nothing_is_sent_for_a_call_whose_outcomes_are_known(is_told, ambiguous):
+    track = Track(outcomes_delivered=is_told, ambiguous=ambiguous)
+    track.may_send(False)  # to say that nothing left is always allowed
+    assert track.sent is False
+    if not is_told:
+        track.may_send(True)
+        assert (track.sent, track.delivery) == (True, "unknown")
+        return
+    with pytest.raises(ClientClosedError) as caught:
+        track.may_send(True)
+    assert caught.value.args == ("the `async with` block of the fan-out has ended",)
+    assert caught.value.delivery == track.delivery == ("unknown" if ambiguous else "not_sent")
+    assert track.sent is False
+
+
+def test_an_error_with_another_delivery_is_a_copy():
+    error = BadRequestError("no", status=400, result="X", endpoint="bulk_invite")
+    error.__cause__ = ValueError("cause")
+    other = delivered(error, "unknown")
+    assert (error.delivery, other.delivery) == ("answered", "unknown")
+    assert type(other) is BadRequestError
+    assert str(other) == "bulk_invite: no"
+    assert vars(other) == vars(error) | {"delivery": "unknown"}
+    other.status = 500
+    assert error.status == 400

@@ -10,11 +10,10 @@ import pytest
 from attrs import evolve
 from doubles import until
 from matching_kit import OTHER, B, quota, sub_quota, survey
-from notifications_kit import CLOSED, SECRET, post
+from notifications_kit import CLOSED, SECRET, post, read_again_soon
 from watch_kit import FakeService, HandClock, ids_of, inventory, watch_of
 
-from sampling_async import InvalidRequestError, ServerError, _live
-from sampling_async import _following as following
+from sampling_async import InvalidRequestError, ServerError
 from sampling_async.matching import LiveIndex, MatchPolicy, QuestionKinds
 from sampling_async.notifications import HandlerPolicy, Inbox, StoreError
 
@@ -73,14 +72,14 @@ class Held:
     def __init__(self, monkeypatch) -> None:
         self.gate = threading.Event()
         self.begun = 0
-        made = _live.LiveIndex._made
+        made = LiveIndex._made
 
         def slowly(live, *arguments):
             self.begun += 1
             assert self.gate.wait(60)
             return made(live, *arguments)
 
-        monkeypatch.setattr(_live.LiveIndex, "_made", slowly)
+        monkeypatch.setattr(LiveIndex, "_made", slowly)
 
 
 async def test_a_closing_during_a_compilation_counts(monkeypatch):
@@ -382,7 +381,7 @@ async def test_following_checks_its_arguments(tmp_path, after):
 
 async def test_a_store_that_cannot_be_read_is_tried_again(tmp_path, monkeypatch, caplog):
     clock, service = HandClock(), FakeService(inventory(1, 2))
-    monkeypatch.setattr(following, "_RETRY_SECONDS", 0.001)
+    read_again_soon(monkeypatch)
     async with watch_of(service, clock) as watch, LiveIndex(watch) as live, inbox_at(tmp_path, clock) as inbox:
         await live.ready()
         read, failures = inbox.store.facts, [StoreError("locked")]
@@ -399,6 +398,13 @@ async def test_a_store_that_cannot_be_read_is_tried_again(tmp_path, monkeypatch,
     assert "tried again: locked" in caplog.text
 
 
-async def test_times_without_a_zone_are_utc():
-    naive = datetime(2026, 1, 1)  # noqa: DTZ001
-    assert following._utc(naive) == following._utc(naive.replace(tzinfo=UTC))
+@pytest.mark.parametrize("zone", ["", "Z", "+00:00"])
+async def test_times_without_a_zone_are_utc(tmp_path, zone):
+    clock, service = HandClock(), FakeService(inventory(1, 2))
+    async with watch_of(service, clock) as watch, LiveIndex(watch) as live, inbox_at(tmp_path, clock) as inbox:
+        await live.ready()
+        async with live.follow(inbox):
+            await clock.advance(10)
+            before = datetime.fromtimestamp(clock() - 60, UTC).isoformat().removesuffix("+00:00") + zone
+            await post(inbox, "survey_closed", CLOSED | {"SurveyID": 100, "WaveId": 1, "DateTime": before})
+            await until(lambda: service.polls == 2)  # it is from before the first poll

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,11 +30,13 @@ from sampling_async.matching import (
     MatchPolicy,
     QuestionKinds,
     QuotaIndex,
+    Truth,
     _question,
     _segment,
 )
 from sampling_async.matching._bits import Unions, all_of, ascending, of_places, without
-from sampling_async.matching._evaluate import evaluate
+from sampling_async.matching._evaluate import evaluate, layer_truth
+from sampling_async.matching._layers import fitting
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
 
@@ -135,3 +139,48 @@ def test_the_cache_is_bounded_whatever_the_answers(monkeypatch):
         kept = [key for each in segment._remembered for key in each]
         assert sum(100 + 100 * len(key) for key in kept) <= 150_000
         assert all(len(key) <= 64 for key in kept)
+
+
+def by_counting(truths, full, *, exactly_one: bool) -> Truth:
+    """Return the result of a layer for one member, from the counts of its sub-quotas."""
+    pairs = list(zip(truths, full, strict=True))
+    certain_full = sum(truth == CERTAIN and is_full for truth, is_full in pairs)
+    certain_open = sum(truth == CERTAIN and not is_full for truth, is_full in pairs)
+    possible_full = sum(truth >= POSSIBLE and is_full for truth, is_full in pairs)
+    possible_open = sum(truth >= POSSIBLE and not is_full for truth, is_full in pairs)
+    if certain_full or not possible_open or (exactly_one and certain_open > 1):
+        return NO
+    if exactly_one:
+        return CERTAIN if certain_open == possible_open + possible_full == 1 else POSSIBLE
+    return CERTAIN if certain_open and not possible_full else POSSIBLE
+
+
+@pytest.mark.parametrize("exactly_one", [True, False])
+@pytest.mark.parametrize("count", range(5))
+def test_the_rule_of_a_layer_agrees_with_counting_in_all_cases(count, exactly_one):
+    """For one member at a time, and for all members at once, one bit each."""
+    cases = [
+        (truths, full)
+        for truths in product(Truth, repeat=count)
+        for full in product((False, True), repeat=count)
+    ]
+    everybody = (1 << len(cases)) - 1
+    sets = [
+        tuple(
+            sum(1 << member for member, (truths, full) in enumerate(cases) if fits(truths[at], full[at]))
+            for fits in (
+                lambda truth, _: truth == CERTAIN,
+                lambda truth, _: truth >= POSSIBLE,
+                lambda _, is_full: is_full,
+            )
+        )
+        for at in range(count)
+    ]
+    together = fitting(sets, 0, exactly_one=exactly_one)
+    assert together.certain | together.possible == together.possible <= everybody
+    policy = MatchPolicy(subquota_rule="exactly_one" if exactly_one else "at_least_one")
+    for member, (truths, full) in enumerate(cases):
+        expected = by_counting(truths, full, exactly_one=exactly_one)
+        found = together.certain >> member & 1, together.possible >> member & 1
+        assert found == (expected == CERTAIN, expected >= POSSIBLE)
+        assert layer_truth(truths, full, policy)[0] == expected

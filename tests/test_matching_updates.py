@@ -17,6 +17,7 @@ from matching_kit import (
     row,
     sub_quota,
     survey,
+    surveys_compiled,
 )
 
 from sampling_async import (
@@ -29,7 +30,6 @@ from sampling_async.matching import (
     PanelMatcher,
     QuotaIndex,
     TopK,
-    _index,
 )
 from sampling_async.simulator import generate_inventory, generate_members
 
@@ -161,15 +161,7 @@ def test_an_index_updated_many_times_equals_a_fresh_one(steps, still, data):
 
 
 def test_earlier_changes_are_not_compiled_again_with_later_ones(monkeypatch):
-    compiled: list[int] = []
-    part = _index.CompiledPart
-
-    def counted(surveys, *others):
-        surveys = list(surveys)
-        compiled.append(len(surveys))
-        return part(surveys, *others)
-
-    monkeypatch.setattr(_index, "CompiledPart", counted)
+    compiled = surveys_compiled(monkeypatch)
     listed = {at: survey(quota([sub_quota(A)], quota_id=at), survey_id=at) for at in range(1000)}
     index = QuotaIndex(listed.values())
     for step in range(400):

@@ -14,11 +14,11 @@ import anyio
 import httpx
 import pytest
 import uvicorn
-from notifications_kit import COMPLETION, PEER, SECRET, encoded, facts_of
+from notifications_kit import COMPLETION, PEER, SECRET, encoded, facts_of, wait_for_bodies
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from sampling_async.notifications import Inbox, Kind, _app
+from sampling_async.notifications import Inbox, Kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -166,7 +166,7 @@ async def test_a_sender_that_goes_away_leaves_nothing(inbox):
 
 
 async def test_a_slow_sender_is_not_waited_for(inbox, monkeypatch):
-    monkeypatch.setattr(_app, "_BODY_SECONDS", 0.01)
+    wait_for_bodies(monkeypatch, 0.01)
     async with inbox:
         sent = await call(inbox.app, [part(b"x", more=True)])
         assert sent[0]["status"] == 408

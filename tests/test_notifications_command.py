@@ -9,12 +9,10 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from cli_kit import program, run
+from cli_kit import on_terminal, program, run
 from notifications_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, encoded, status
 
-from sampling_async._cli._notify import Notify
-from sampling_async.notifications import SqliteStore, State, kept_secrets
-from sampling_async.notifications._store import Settled
+from sampling_async.notifications import Settled, SqliteStore, State, kept_secrets
 from sampling_async.simulator import Notifying, Simulator
 
 KINDS = ["invite", "completion", "terminate", "survey_closed", "quota_status"]
@@ -155,7 +153,7 @@ def test_show_on_a_terminal_is_a_table_of_the_last_facts(store, monkeypatch):
         ("completion", {**COMPLETION, "EncryptedValue": "abc"}),
         ("terminate", taken_back),
     )
-    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "120")
     table = run("notifications", "show", "--store", store).stdout
     assert "The last 50 of 72 facts" in table
@@ -246,16 +244,24 @@ def test_settings_show_the_url_of_the_serve_that_the_store_belongs_to(store, mon
     with Receiver(store, "--port", "0", "--public-url", "https://partner.example/events/") as receiver:
         urls = receiver.urls
     assert json.loads(run("notifications", "settings", "--store", store, "--json").stdout) == urls
-    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     table = run("notifications", "settings", "--store", store).stdout.splitlines()
     assert [line.strip() for line in table[1::2]] == list(urls.values())
     assert table[0] == "Invite Notification URL (not compared)"
 
 
-def test_the_json_of_settings_is_what_simulate_takes(store, tmp_path):
+def simulated(monkeypatch, *options) -> Simulator:
+    """Return the simulator of a `simulate` with options."""
+    ran: list[Simulator] = []
+    monkeypatch.setattr(Simulator, "run", lambda sim, **_: ran.append(sim))
+    assert run("simulate", "--port", 0, "--members", 1, *options).exit_code == 0
+    return ran[0]
+
+
+def test_the_json_of_settings_is_what_simulate_takes(store, tmp_path, monkeypatch):
     (tmp_path / "urls.json").write_text(run("notifications", "settings", "--store", store, "--json").stdout)
-    urls = Notify(notify=str(tmp_path / "urls.json")).urls()
+    urls = simulated(monkeypatch, "--notify", tmp_path / "urls.json").notification_urls
     assert list(urls) == KINDS
     assert urls["invite"].startswith("http://127.0.0.1:8090/invite/")
 
@@ -282,10 +288,19 @@ def test_simulate_posts_to_a_receiver(store, tmp_path, monkeypatch):
     assert invited
 
 
-def test_a_simulator_notifies_badly_on_request():
-    assert Notify().notifying() is None
-    assert Notify(notify="http://x").notifying().forged == 0
-    assert Notify(notify="http://x", notify_badly=True).notifying().forged > 0
+def test_a_simulator_notifies_badly_on_request(monkeypatch):
+    notifying, made = [], Simulator.__init__
+
+    def noted(sim, *seed, **given) -> None:
+        notifying.append(given["notifying"])
+        made(sim, *seed, **given)
+
+    monkeypatch.setattr(Simulator, "__init__", noted)
+    for options in ((), ("--notify", "http://x"), ("--notify", "http://x", "--notify-badly")):
+        simulated(monkeypatch, *options)
+    silent, well, badly = notifying
+    assert silent is None
+    assert well.forged == 0 < badly.forged
 
 
 @pytest.mark.parametrize(
@@ -304,7 +319,7 @@ def test_simulate_refuses_urls_that_it_cannot_read(value, message, tmp_path, mon
     ("value", "expected"),
     [("http://x/a/", "http://x/a/invite"), ("https://x/{kind}/secret", "https://x/invite/secret")],
 )
-def test_a_url_is_for_all_kinds(value, expected):
-    urls = Notify(notify=value).urls()
+def test_a_url_is_for_all_kinds(value, expected, monkeypatch):
+    urls = simulated(monkeypatch, "--notify", value).notification_urls
     assert list(urls) == KINDS
     assert urls["invite"] == expected

@@ -32,7 +32,6 @@ from sampling_async.notifications import (
     UnknownNotification,
     Validity,
 )
-from sampling_async.notifications._store import run_once
 
 QUICK = HandlerPolicy(first_wait=0.001, longest_wait=0.002, poll=0.01, attempts=3, grace=1.0)
 
@@ -592,7 +591,11 @@ async def test_what_is_replayed_is_due_whatever_the_clock_was(tmp_path):
         await post(inbox, "completion", {**COMPLETION, "UniqueCode": "m-2"})
         await until_states(inbox, State.DEAD, State.HANDLED)
         numbers = [1, 2**63, 10**30]
-        assert run_once(SqliteStore(tmp_path / "n.db"), lambda store: store.replay(numbers)) == 1
+        store = SqliteStore(tmp_path / "n.db")
+        store.open()
+        with store.transaction():
+            assert store.replay(numbers) == 1
+        store.close()
         await until_states(inbox, State.HANDLED, State.HANDLED)
     assert seen == [1, 2, 1]
 

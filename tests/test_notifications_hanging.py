@@ -7,7 +7,7 @@ import threading
 import anyio
 from attrs import evolve
 from doubles import until
-from notifications_kit import COMPLETION, MEMBER, TERMINATE, facts_of, post, status
+from notifications_kit import COMPLETION, MEMBER, TERMINATE, facts_of, pause_extra_place, post, status
 from test_notifications_handling import QUICK, new_inbox, until_states, with_fallback
 
 from sampling_async.notifications import (
@@ -20,7 +20,6 @@ from sampling_async.notifications import (
     Reconciliation,
     State,
     Terminate,
-    _handling,
 )
 
 
@@ -120,7 +119,7 @@ NEVER = 10_000.0
 
 async def test_facts_behind_a_kind_that_hangs_are_handled_one_after_the_other(tmp_path, monkeypatch):
     # Neither the next look nor the pause of the extra place comes in the time of this test.
-    monkeypatch.setattr(_handling, "_EXTRA_SECONDS", NEVER)
+    pause_extra_place(monkeypatch, NEVER)
     inbox, seen = await hanging_inbox(tmp_path, HandlerPolicy(at_once=2, poll=NEVER, grace=0.001))
     storing = new_inbox(tmp_path)
     async with storing:

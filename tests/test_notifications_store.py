@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
-from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, status
+from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, entries_of, status
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
@@ -25,10 +25,7 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
-from sampling_async.notifications._access import Signatures
-from sampling_async.notifications._entries import read_entries
 
-UNSIGNED = Signatures((), is_required=False)
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
 IN_BOTH_ORDERS = pytest.mark.parametrize(
     ("first", "second"), [(WITHOUT_WAVE, COMPLETION), (COMPLETION, {**COMPLETION, "WaveId": None})]
@@ -49,7 +46,7 @@ def put(store, kind, fields, at=1.0):
     body = encoded(fields)
     with store.transaction():
         hit = Receipt(Kind(kind), at, body, "", [], PEER)
-        return list(store.receive(hit, read_entries(hit, UNSIGNED)))
+        return list(store.receive(hit, entries_of(hit)))
 
 
 def facts(store, **only):
@@ -482,7 +479,7 @@ def test_a_transaction_is_whole_or_not_there(store):
     def stored_then_failed() -> None:
         with store.transaction():
             hit = Receipt(Kind.INVITE, 1.0, b"x")
-            store.receive(hit, read_entries(hit, UNSIGNED))
+            store.receive(hit, entries_of(hit))
             raise LookupError
 
     with pytest.raises(LookupError):

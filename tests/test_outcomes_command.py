@@ -10,11 +10,9 @@ import sys
 import anyio
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import run
+from cli_kit import on_terminal, point_at, quota_ids, run
 from notifications_kit import SECRET
 
-from sampling_async import InviteRequest
-from sampling_async._cli._rendering import outcome_json
 from sampling_async.notifications import Inbox, OutcomeLedger
 from sampling_async.simulator import Notifying, Simulator
 
@@ -27,16 +25,17 @@ def day(tmp_path_factory):
         seed=4, surveys=8, members=20, notifying=Notifying(completes=0.5, corrected=0.3, reconciled=0.3)
     )
 
-    async def live() -> None:
-        quota_ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
-        requests = [InviteRequest(member, quota_ids) for member in sim.members]
-        async with sim.client() as client, client.fan_out(requests, journal=folder / "run.journal") as outcomes:
-            lines = [json.dumps(outcome_json(outcome)) async for outcome in outcomes]
-        (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
+    requests = [json.dumps({"MemberCode": code, "QuotaIDs": quota_ids(sim)}) for code in sim.members]
+    with sim.serve() as base_url, pytest.MonkeyPatch.context() as patch:
+        point_at(patch, sim, base_url)
+        done = run("fan-out", "--journal", folder / "run.journal", stdin="\n".join(requests))
+    (folder / "outcomes.jsonl").write_text(done.stdout)
+
+    async def deliver() -> None:
         async with Inbox(folder / "n.db", secrets=SECRET) as inbox:
             await sim.notifications.deliver(inbox)
 
-    anyio.run(live)
+    anyio.run(deliver)
     return sim, folder
 
 
@@ -83,7 +82,7 @@ def test_what_is_taken_back_is_shown(day, store, monkeypatch):
         row["Revenue"] < 0 for row in lines_of("--store", store, "--rows") if row["Ending"] == "reconciled"
     ]
     assert len(endings) == taken_back
-    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     assert f"{taken_back:,}  reconciled: revenue was taken back" in run("outcomes", "--store", store).stdout
 
 
@@ -119,7 +118,7 @@ def test_a_file_that_cannot_be_written_is_named(store, tmp_path):
 
 def test_tables_are_shown_on_a_terminal(day, store, monkeypatch):
     _, folder = day
-    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "120")
     shown = run("outcomes", "--store", store, "--invites", folder / "outcomes.jsonl").stdout
     assert "Revenue" in shown
@@ -132,7 +131,7 @@ def test_tables_are_shown_on_a_terminal(day, store, monkeypatch):
 def test_who_entered_is_a_column_only_if_somebody_told_it(day, tmp_path, monkeypatch):
     _, folder = day
     store = tmp_path / "own.db"
-    monkeypatch.setattr("sampling_async._cli._rendering.as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "120")
     assert "Entered" not in run("outcomes", "--store", store, "--invites", folder / "outcomes.jsonl").stdout
     row = lines_of("--store", store, "--rows", "--json")[0]

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pytest
 from attrs import evolve
 from matching_kit import FEMALE, GENDER, MALE, OTHER, panel_of, quota, row, sub_quota, survey
-from panel_kit import generated_panel
+from panel_kit import divide, generated_panel
 
 from sampling_async import InvalidRequestError, Price
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, TopK
-from sampling_async.matching.panel import _allocate, _prices
 
 WORTH = {1: 2.0, 2: 1.0}
 MEN_ONLY = survey(quota([sub_quota(row(GENDER, MALE))], quota_id=2), survey_id=30)
@@ -101,7 +100,7 @@ def test_a_possible_match_counts_less_or_not_at_all():
 
 def test_the_division_of_a_panel_has_no_effect(generated, monkeypatch):
     index, panel = generated
-    monkeypatch.setattr(_allocate, "_AT_ONCE", 64)
+    divide(monkeypatch, allocated=64)
     matcher = PanelMatcher(index, Allocate(3, overshoot=0.5))
     whole = matcher.run(panel).read_all()
     for size in (7, 100, 399):
@@ -196,7 +195,7 @@ def test_prices_are_for_allocations_only(generated):
 
 
 def test_a_sample_stands_for_a_large_panel(monkeypatch):
-    monkeypatch.setattr(_prices, "MEMBERS", 100)
+    divide(monkeypatch, sampled=100)
     index = QuotaIndex([EVERYBODY, MEN_ONLY])
     panel = pa.concat_tables([people(200, 200), people(100, 100)])
     matcher = PanelMatcher(index, Allocate(1, room={1: 300, 2: 300}, value=WORTH))
@@ -354,13 +353,11 @@ def test_requests_are_made_of_an_allocation():
 
 
 def test_chances_are_spread_evenly():
-    import numpy as np  # noqa: PLC0415
-
-    members, quotas = np.arange(1000, dtype=np.uint64), np.full(1000, 1100, dtype=np.uint64)
-    chances = _prices.chances(members, quotas)
-    assert ((chances >= 0) & (chances < 1)).all()
-    assert abs(chances.mean() - 0.5) < 0.03
-    assert abs(np.corrcoef(chances, _prices.chances(members, quotas + np.uint64(1)))[0, 1]) < 0.1
+    index = QuotaIndex([survey(quota(quota_id=id_), survey_id=id_) for id_ in (1, 2, 3)])
+    rows = allocated(index, people(1000, 0), Allocate(2, room=dict.fromkeys((1, 2, 3), 1000)))
+    pairs = Counter(tuple(sorted(each["quota_ids"])) for each in rows)
+    assert pairs.keys() == {(1, 2), (1, 3), (2, 3)}
+    assert all(count == pytest.approx(1000 / 3, abs=60) for count in pairs.values())
 
 
 def test_many_quotas_do_not_all_get_the_same_candidates():

@@ -13,7 +13,7 @@ from matching_kit import (
     quota,
     survey,
 )
-from panel_kit import ALL, MEN, generated_panel
+from panel_kit import ALL, MEN, divide, generated_panel
 
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async.matching import (
@@ -21,9 +21,6 @@ from sampling_async.matching import (
     QuotaIndex,
     Sample,
     TopK,
-)
-from sampling_async.matching.panel import (
-    _files,
 )
 from sampling_async.simulator import generate_members
 
@@ -89,7 +86,7 @@ def test_a_sample_favours_nobody_and_differs_by_quota_and_seed():
 
 
 def test_a_sample_includes_members_of_a_small_last_piece(monkeypatch):
-    monkeypatch.setattr(_files, "ROWS", 512)
+    divide(monkeypatch, rows=512)
     index = QuotaIndex([survey(*(quota(quota_id=at) for at in range(40)))])
     matcher = PanelMatcher(index, Sample(30))
     for count in (513, 514, 515):

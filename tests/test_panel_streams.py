@@ -17,7 +17,7 @@ from matching_kit import (
     panel_of,
     survey,
 )
-from panel_kit import MEN, generated_panel
+from panel_kit import MEN, divide, generated_panel
 
 from sampling_async import InvalidRequestError
 from sampling_async.matching import (
@@ -26,9 +26,6 @@ from sampling_async.matching import (
     QuotaIndex,
     Sample,
     TopK,
-)
-from sampling_async.matching.panel import (
-    _matcher,
 )
 
 
@@ -76,7 +73,7 @@ def test_columns_may_change_from_batch_to_batch():
 
 
 def test_runs_of_one_matcher_at_the_same_time_do_not_disturb_each_other(monkeypatch):
-    monkeypatch.setattr(_matcher, "CHUNK", 64)
+    divide(monkeypatch, chunk=64)
     codes = [f"M{at}" for at in range(150)]
     parts = [panel_of([{GENDER: each}] * 150, member_code=codes) for each in (MALE, MALE + 1, MALE)]
     matcher = PanelMatcher(QuotaIndex([survey(MEN)]), TopK(1))

@@ -11,10 +11,10 @@ import keyring.backend
 import keyring.backends.fail
 import pytest
 import typer
-from cli_kit import KEY_NAMES, lines, run
+from cli_kit import KEY_NAMES, at_keyboard, lines, on_terminal, run
 
 from sampling_async import InvalidRequestError, SamplingClient, _profiles
-from sampling_async._cli import _connection, _rendering
+from sampling_async._cli import _connection
 from sampling_async._wire.address import Secret
 
 GUID = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
@@ -438,7 +438,7 @@ def test_a_missing_key_of_a_profile_is_named_or_asked_for(served_profile, monkey
     result = run("settings", "--profile", "us")
     assert result.exit_code == 2
     assert "set the environment variable KEY_US" in result.stderr
-    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
+    at_keyboard(monkeypatch)
     monkeypatch.setattr("getpass.getpass", lambda *_, **__: served_profile.api_key)
     assert run("settings", "--profile", "us").exit_code == 0
 
@@ -453,7 +453,7 @@ def test_profiles_are_listed_and_shown_without_keys(file, ring, monkeypatch):
     assert KEY not in listed.output
     (shown,) = lines(run("profile", "show", "de"))
     assert shown["BaseURL"] == "https://sampling.example"
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("SAMPLING_PROFILE", "us")
     monkeypatch.setenv("COLUMNS", "80")
     table = run("profile", "list").stdout
@@ -472,7 +472,7 @@ def test_a_key_is_stored_from_a_prompt_or_a_pipe_and_removed(file, ring, monkeyp
     assert run("profile", "forget-key", "us").exit_code == 0
     assert run("profile", "forget-key", "us").exit_code == 1
     monkeypatch.setattr("sampling_async._cli._profile.somebody_is_there", lambda: True)
-    monkeypatch.setattr(_connection, "somebody_is_there", lambda: True)
+    at_keyboard(monkeypatch)
     monkeypatch.setattr("getpass.getpass", lambda *_, **__: KEY)
     assert run("profile", "set-key", "us").exit_code == 0
     assert run("profile", "set-key", "us", KEY).exit_code == 2  # never an argument

@@ -43,7 +43,6 @@ from sampling_async import (
     UnexpectedStatusError,
     from_json,
 )
-from sampling_async._wire import engine as _engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -588,15 +587,7 @@ async def test_closing_the_client_ends_a_wait_for_the_next_survey():
 @pytest.fixture
 def opened(monkeypatch) -> list[Any]:
     """Record all connections that are opened."""
-    opened: list[Any] = []
-    connect = _engine.connect
-
-    async def noted(*args: Any, **named: Any) -> Any:
-        opened.append(await connect(*args, **named))
-        return opened[-1]
-
-    monkeypatch.setattr(_engine, "connect", noted)
-    return opened
+    return doubles.connections_opened(monkeypatch)
 
 
 def open_of(opened: list[Any]) -> int:

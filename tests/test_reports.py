@@ -12,6 +12,8 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 import doubles
 import httpx
 import inventories
@@ -27,10 +29,8 @@ from sampling_async import (
     RetryPolicy,
     SamplingClient,
     SamplingError,
+    Telemetry,
 )
-from sampling_async._calls import attempt, quotas, reports
-from sampling_async._pacing.loops import asyncio_loop
-from sampling_async._pacing.threads import call_soon_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ class Watcher:
         return {"on_attempt": self.attempts.append, "on_outcome": self.calls.append}
 
 
-class Spans:
+class Spans(Telemetry):
     """Telemetry that keeps what it is told, or fails."""
 
     def __init__(self, error: Exception | None = None, span: str = "span") -> None:
@@ -89,11 +89,14 @@ class Spans:
 
 @pytest.mark.parametrize("on_attempt", [None, bool])
 @pytest.mark.parametrize("on_outcome", [None, bool])
-def test_reports_are_needed_by_each_hook_and_by_spans_that_are_recorded(on_attempt, on_outcome):
-    hooks = reports.Hooks(on_attempt, on_outcome, None)
-    assert hooks.needs_reports(None) is (on_attempt is bool or on_outcome is bool)
-    assert reports.Hooks(None, None, Spans()).needs_reports("span")
-    assert not reports.Hooks(None, None, Spans()).needs_reports("sampled out")
+async def test_reports_are_made_for_each_hook_and_for_spans_that_are_recorded(on_attempt, on_outcome):
+    for span in ("span", "sampled out"):
+        spans = Spans(span=span)
+        hooks = {"on_attempt": on_attempt, "on_outcome": on_outcome, "telemetry": spans}
+        async with doubles.client(doubles.Service(doubles.bulk), **hooks) as client:
+            await client.bulk_invite(CANARY, [1])
+        is_made = span == "span" or on_attempt is bool or on_outcome is bool
+        assert [told[0] for told in spans.told[2:-1]] == ["call" if is_made else "count"]
 
 
 async def test_each_attempt_and_each_call_is_reported():
@@ -211,15 +214,14 @@ async def test_a_cancelled_call_is_reported():
     assert chunk.outcomes == {("unknown", None): 2}
 
 
-async def test_telemetry_is_told_of_attempts_calls_and_fan_outs(monkeypatch):
-    monkeypatch.setattr(reports, "instrumented", spans := Spans())
-    time = doubles.FakeTime()
+async def test_telemetry_is_told_of_attempts_calls_and_fan_outs():
+    spans, time = Spans(), doubles.FakeTime()
 
     async def answer(request: httpx.Request) -> httpx.Response:
         time.now += 2.0
         return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
 
-    async with doubles.client(answer, time) as client:
+    async with doubles.client(answer, time, telemetry=spans) as client:
         await client.get_settings()
         await client.bulk_invite(CANARY, [1, 2])
     outcomes = {("invited", 1): 1, ("rejected", 9): 1}
@@ -233,9 +235,9 @@ async def test_telemetry_is_told_of_attempts_calls_and_fan_outs(monkeypatch):
     ]
 
 
-async def test_telemetry_of_a_fan_out_that_is_sampled_out_is_told_of_attempts_and_outcomes(monkeypatch):
-    monkeypatch.setattr(reports, "instrumented", spans := Spans(span="sampled out"))
-    async with doubles.client(doubles.Service(httpx.Response(500)), doubles.FakeTime()) as client:
+async def test_telemetry_of_a_fan_out_that_is_sampled_out_is_told_of_attempts_and_outcomes():
+    spans = Spans(span="sampled out")
+    async with doubles.client(doubles.Service(httpx.Response(500)), telemetry=spans) as client:
         await client.bulk_invite(CANARY, [1, 2])
     assert spans.told == [
         ("began",),
@@ -253,9 +255,9 @@ async def test_telemetry_of_a_fan_out_that_is_sampled_out_is_told_of_attempts_an
         ("https://service.example:8443", ("service.example", 8443)),
     ],
 )
-def test_telemetry_knows_the_address_and_reads_gauges_that_keep_no_client_alive(monkeypatch, url, address):
-    monkeypatch.setattr(reports, "instrumented", spans := Spans())
-    client = SamplingClient(url, panel_guid=doubles.PANEL, api_key=doubles.KEY)
+def test_telemetry_knows_the_address_and_reads_gauges_that_keep_no_client_alive(url, address):
+    spans = Spans()
+    client = SamplingClient(url, panel_guid=doubles.PANEL, api_key=doubles.KEY, telemetry=spans)
     assert spans.address == address
     assert spans.gauges() == {"limit": 8, "waiting": 0, "retry_tokens": 10}
     del client
@@ -263,13 +265,13 @@ def test_telemetry_knows_the_address_and_reads_gauges_that_keep_no_client_alive(
     assert spans.gauges() == {"limit": 0, "waiting": 0, "retry_tokens": 0}
 
 
-async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog, monkeypatch):
+async def test_a_failing_hook_is_logged_once_and_harms_no_call(caplog):
     def fail(_: object) -> None:
         raise ValueError("a bug of the host")
 
-    monkeypatch.setattr(reports, "instrumented", Spans(ValueError("a bug of the host")))
+    hooks = {"telemetry": Spans(ValueError("a bug of the host")), "on_attempt": fail, "on_outcome": fail}
     caplog.set_level(logging.INFO, "sampling_async")
-    async with doubles.client(doubles.Service([]), on_attempt=fail, on_outcome=fail) as client:
+    async with doubles.client(doubles.Service([]), **hooks) as client:
         await client.bulk_invite(CANARY, [])
         for _ in range(3):
             assert len(await client.get_settings()) == 0
@@ -287,9 +289,8 @@ async def test_telemetry_that_fails_is_logged_once_by_its_name(fails, caplog, mo
 
     spans = Spans(span="sampled out")
     monkeypatch.setattr(spans, fails, fail)
-    monkeypatch.setattr(reports, "instrumented", spans)
     caplog.set_level(logging.INFO, "sampling_async")
-    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+    async with doubles.client(doubles.Service(doubles.bulk), telemetry=spans) as client:
         for _ in range(3):
             await client.bulk_invite(CANARY, [1])
     (record,) = caplog.records
@@ -307,9 +308,8 @@ async def test_the_delivery_of_an_attempt_is_that_of_its_failure():
     assert call.delivery == "unknown"
 
 
-async def test_the_time_of_an_attempt_that_was_cut_off_is_told(monkeypatch):
-    monkeypatch.setattr(reports, "instrumented", spans := Spans())
-    time, cancelled = doubles.FakeTime(), anyio.CancelScope()
+async def test_the_time_of_an_attempt_that_was_cut_off_is_told():
+    spans, time, cancelled = Spans(), doubles.FakeTime(), anyio.CancelScope()
     time.now = 100.0
 
     async def answer(_: httpx.Request) -> httpx.Response:
@@ -318,7 +318,7 @@ async def test_the_time_of_an_attempt_that_was_cut_off_is_told(monkeypatch):
         await anyio.sleep_forever()
         raise AssertionError
 
-    async with doubles.client(answer, time) as client:
+    async with doubles.client(answer, time, telemetry=spans) as client:
         with cancelled:
             await client.get_settings()
     (told, *_) = spans.told
@@ -390,7 +390,6 @@ async def test_a_response_that_cannot_be_read_is_a_failed_attempt(caplog):
 
 
 async def test_attempts_that_were_cut_off_count_and_are_logged_wherever_they_were(caplog, monkeypatch):
-    monkeypatch.setattr(attempt, "_THREADED_BYTES", 1)
     caplog.set_level(logging.DEBUG, "sampling_async.calls")
     seen, go_on, scopes = Watcher(), threading.Event(), [anyio.CancelScope() for _ in range(2)]
 
@@ -400,12 +399,12 @@ async def test_attempts_that_were_cut_off_count_and_are_logged_wherever_they_wer
             await anyio.sleep_forever()
         return httpx.Response(200, json=[])
 
-    def decoded(*_: object) -> None:
-        call_soon(scopes[1].cancel)
+    def cancel_and_wait() -> None:
+        anyio.from_thread.run_sync(scopes[1].cancel, token=here)
         go_on.wait(10)
 
-    call_soon = call_soon_here()
-    monkeypatch.setattr(attempt.Attempts, "_decoded", decoded)
+    here = anyio.lowlevel.current_token()
+    doubles.decode_in_threads(monkeypatch, cancel_and_wait)
     async with doubles.client(answer, **seen.hooks()) as client:
         for scope in scopes:
             with scope:
@@ -455,18 +454,14 @@ async def test_an_inventory_that_is_read_as_it_arrives_is_reported_once_at_its_e
 
 async def test_an_inventory_whose_connection_cannot_be_closed_is_reported_too(monkeypatch):
     body = json.dumps(inventories.quotas(*[inventories.survey() for _ in range(3)])).encode()
-    watcher, aclose = Watcher(), quotas._Reading.aclose
+    watcher = Watcher()
+    doubles.fail_to_close_bodies(monkeypatch, OSError("it cannot be closed"))
 
     class Arriving(httpx.AsyncByteStream):
         async def __aiter__(self):
             yield body[: len(body) // 2]
             yield body[len(body) // 2 :]
 
-    async def cannot(reading) -> None:
-        await aclose(reading)
-        raise OSError("it cannot be closed")
-
-    monkeypatch.setattr(quotas._Reading, "aclose", cannot)
     async with doubles.client(lambda _: httpx.Response(200, stream=Arriving()), **watcher.hooks()) as client:
         with pytest.raises(OSError, match="cannot be closed"):
             async with aclosing(client.iter_surveys()) as surveys:
@@ -562,7 +557,7 @@ async def test_waiting_for_an_outage_to_be_noticed_is_a_hold():
     assert result.timing.decode < 0.1
 
 
-async def test_a_hook_cannot_cancel_a_call_and_is_no_coroutine():
+async def test_a_hook_cannot_cancel_a_call_and_is_no_coroutine(anyio_backend_name):
     async def later(_: object) -> None: ...
 
     class Later:
@@ -575,7 +570,7 @@ async def test_a_hook_cannot_cancel_a_call_and_is_no_coroutine():
         with pytest.raises(InvalidRequestError, match=f"^{name} must be a plain function"):
             doubles.client(doubles.Service([]), **{name: hook})
     async with doubles.client(doubles.Service([]), on_attempt=cancels) as client:
-        if asyncio_loop() is not None:
+        if anyio_backend_name == "asyncio":
             await client.get_settings()
 
 

@@ -22,7 +22,6 @@ from sampling_async import (
     SamplingClient,
     Timeouts,
 )
-from sampling_async._wire.address import Secret
 from sampling_async.simulator import Latency, Simulator
 
 SETTINGS = "/IntegratedPanelService/api/Settings"
@@ -208,7 +207,7 @@ async def test_three_shares_of_six_never_have_more_than_six_requests_in_flight(s
 def shown(thing: object, depth: int = 4) -> str:
     """Return what a debugger shows of an object: its repr, and its attributes' to some depth."""
     texts = [repr(thing)]
-    if depth and not isinstance(thing, Secret):
+    if depth and texts != ["<secret>"]:
         inside = [getattr(thing, name, None) for name in getattr(type(thing), "__slots__", ())]
         inside += getattr(thing, "__dict__", {}).values()
         inside += [*getattr(thing, "args", ()), *getattr(thing, "keywords", {}).values()]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import attrs
 import pytest
+from matching_kit import AGE, DMA, GENDER, POSTAL
 
 from sampling_async import Layer, QuestionAndAnswers, Quota, SubQuota
-from sampling_async.simulator import AGE_BANDS
-from sampling_async.simulator._members import QuotaTargets, first_open
-from sampling_async.simulator._questions import AGE, DMA, GENDER, POSTAL_CODE
+from sampling_async.simulator import AGE_BANDS, SimulatedMember, Simulator, generate_inventory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,13 +33,37 @@ def sub_quota(*conditions: QuestionAndAnswers, done: int = 0) -> SubQuota:
     return SubQuota(1, done, 10, conditions)
 
 
-def fit(profile: Mapping[int, ProfileAnswer], *layers: list[SubQuota]) -> tuple[tuple[int, ...], ...] | None:
+def service_of(profile: Mapping[int, ProfileAnswer], *layers: list[SubQuota]) -> Simulator:
+    """Return a service with one quota and one member."""
     quota = Quota(1, 10, 10, tuple(Layer(i, tuple(parts)) for i, parts in enumerate(layers)))
-    return QuotaTargets(quota).fit(profile)
+    inventory = generate_inventory(surveys=1)
+    survey = attrs.evolve(inventory.surveys[0], quotas=(quota,), survey_wave_exclusions=())
+    return Simulator(
+        inventory=attrs.evolve(inventory, surveys=(survey,)), members=[SimulatedMember("m", profile)]
+    )
+
+
+def filled(profile: Mapping[int, ProfileAnswer], *layers: list[SubQuota]) -> tuple[int, ...] | None:
+    """Return the sub-quota of each layer that an invite of the member fills, or None if there is no invite."""
+    sim = service_of(profile, *layers)
+    if sim.eligible("m", 1) != 1:
+        return None
+
+    async def invite() -> None:
+        async with sim.client() as client:
+            await client.generate_invite("m", 1)
+
+    anyio.run(invite)
+    (survey,) = sim.inventory.surveys
+    counts = [[part.current_completes for part in layer.sub_quotas] for layer in survey.quotas[0].layers]
+    return tuple(
+        next(at for at, part in enumerate(parts) if count[at] > part.current_completes)
+        for count, parts in zip(counts, layers, strict=True)
+    )
 
 
 def meets(answer: Any, condition: QuestionAndAnswers) -> bool:
-    return fit({condition.question_id: answer}, [sub_quota(condition)]) is not None
+    return service_of({condition.question_id: answer}, [sub_quota(condition)]).eligible("m", 1) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,7 +108,7 @@ def test_age_is_compared_with_the_bands_of_answer_ids():
     ],
 )
 def test_a_postal_code_begins_with_a_listed_value(postal_code: str, listed: list[str], *, expected: bool):
-    assert meets(postal_code, values(POSTAL_CODE, *listed)) is expected
+    assert meets(postal_code, values(POSTAL, *listed)) is expected
 
 
 def test_other_questions_need_one_of_the_answers():
@@ -97,31 +122,34 @@ def test_other_questions_need_one_of_the_answers():
 
 def test_rows_of_one_question_are_alternatives_and_all_questions_must_be_met():
     part = sub_quota(ids(COLOUR, 1), ids(COLOUR, 2), ids(GENDER, 5))
-    assert fit({COLOUR: 2, GENDER: 5}, [part]) == ((0,),)
-    assert fit({COLOUR: 2, GENDER: 6}, [part]) is None
-    assert fit({COLOUR: 2}, [part]) is None
+    assert filled({COLOUR: 2, GENDER: 5}, [part]) == (0,)
+    assert filled({COLOUR: 2, GENDER: 6}, [part]) is None
+    assert filled({COLOUR: 2}, [part]) is None
 
 
 def test_each_layer_needs_exactly_one_fitting_sub_quota():
     colours = [sub_quota(ids(COLOUR, 1)), sub_quota(ids(COLOUR, 2))]
     overlapping = [sub_quota(ids(COLOUR, 1, 2)), sub_quota(ids(COLOUR, 2))]
-    assert fit({COLOUR: 2}, colours) == ((1,),)
-    assert fit({COLOUR: 1}, colours, overlapping) == ((0,), (0,))
-    assert fit({COLOUR: 2}, colours, overlapping) is None
-    assert fit({COLOUR: 3}, colours) is None
-    assert fit({COLOUR: 2}) == ()
+    assert filled({COLOUR: 2}, colours) == (1,)
+    assert filled({COLOUR: 1}, colours, overlapping) == (0, 0)
+    assert filled({COLOUR: 2}, colours, overlapping) is None
+    assert filled({COLOUR: 3}, colours) is None
+    assert filled({COLOUR: 2}) == ()
 
 
 def test_a_missing_answer_to_a_routable_question_fits():
     asked = [sub_quota(ids(FRUIT, 1, routable=True)), sub_quota(ids(FRUIT, 2, routable=True))]
-    assert fit({}, asked) == ((0, 1),)
-    assert fit({FRUIT: 2}, asked) == ((1,),)
-    assert fit({FRUIT: 3}, asked) is None
+    for either in (asked, asked[::-1]):
+        assert filled({}, either) == (0,)
+    assert filled({FRUIT: 2}, asked) == (1,)
+    assert filled({FRUIT: 3}, asked) is None
     known = [*asked, sub_quota(ids(COLOUR, 1))]
-    assert fit({COLOUR: 1}, known) == ((2,),)
+    assert filled({COLOUR: 1}, known) == (2,)
 
 
 def test_the_first_open_sub_quota_that_fits_is_taken():
-    parts = [sub_quota(), sub_quota(), sub_quota()]
-    assert first_open((0, 1), [10, 9, 0], parts) == 1
-    assert first_open((0,), [10, 9, 0], parts) is None
+    first, second = (ids(FRUIT, answer, routable=True) for answer in (1, 2))
+    parts = [sub_quota(first, done=10), sub_quota(second, done=9), sub_quota(ids(COLOUR, 1))]
+    assert filled({}, parts) == (1,)
+    assert filled({}, parts[1:]) == (0,)
+    assert filled({FRUIT: 1}, parts) is None

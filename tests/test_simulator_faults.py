@@ -13,7 +13,6 @@ from doubles import FakeTime
 
 from sampling_async import BadRequestError
 from sampling_async.simulator import Fault, FaultPlan, Latency, Simulator, generate_inventory
-from sampling_async.simulator._clock import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -329,13 +328,23 @@ def test_a_call_costs_a_and_b_for_each_id():
         Latency(workers=0)
 
 
-def test_calls_wait_in_turn_for_a_worker():
-    now = 100.0
-    queue = WorkQueue(Latency(a=1.0, workers=2), clock=lambda: now)
-    assert [queue.admit(1) for _ in range(5)] == [1, 1, 2, 2, 3]
+async def test_calls_wait_in_turn_for_a_worker():
+    now, naps = 100.0, Naps()
+    sim = simulator(latency=Latency(a=1.0, workers=2), sleep=naps, clock=lambda: now)
+    for _ in range(5):
+        await ask(sim)
     now = 102.5
-    assert [queue.admit(1) for _ in range(2)] == [1, 1.5]
-    assert [WorkQueue(Latency(a=1.0), clock=lambda: now).admit(1) for _ in range(3)] == [1, 1, 1]
+    for _ in range(2):
+        await ask(sim)
+    assert naps.taken == [1, 1, 2, 2, 3, 1, 1.5]
+
+
+async def test_without_a_number_of_workers_no_call_waits_for_another():
+    naps = Naps()
+    sim = simulator(latency=Latency(a=1.0), sleep=naps, clock=lambda: 100.0)
+    for _ in range(3):
+        await ask(sim)
+    assert naps.taken == [1, 1, 1]
 
 
 async def test_a_bulk_invite_costs_by_its_ids_and_other_calls_as_one():

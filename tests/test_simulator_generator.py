@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matching_kit import AGE, DMA, GENDER, MSA, NOW, POSTAL
 
 from sampling_async import Quotas, from_json, to_json
 from sampling_async.simulator import generate_inventory, generate_members
-from sampling_async.simulator._generator import AS_OF
-from sampling_async.simulator._questions import AGE, DMA, GENDER, MSA, POSTAL_CODE
 
 if TYPE_CHECKING:
     from sampling_async import QuestionAndAnswers
@@ -65,7 +64,7 @@ def test_an_inventory_depends_only_on_the_seed():
 
 
 def test_a_large_inventory_has_all_features_of_real_ones():
-    inventory = generate_inventory(2, surveys=400)
+    inventory = generate_inventory(2, surveys=400, as_of=NOW)
     surveys, conditions = inventory.surveys, conditions_of(inventory)
     spread = [len(survey.quotas) for survey in surveys]
     assert 2 <= statistics.mean(spread) <= 3
@@ -75,21 +74,21 @@ def test_a_large_inventory_has_all_features_of_real_ones():
     assert any(survey.survey_wave_exclusions for survey in surveys)
     assert sum(survey.is_survey_recontact for survey in surveys) == 20
     assert len({survey.device_type_ids for survey in surveys}) == 3
-    past = sum(survey.scheduled_completion_date < AS_OF.replace(tzinfo=None) for survey in surveys)
+    past = sum(survey.scheduled_completion_date < NOW.replace(tzinfo=None) for survey in surveys)
     assert 0.2 < past / len(surveys) < 0.5
 
 
 def test_every_kind_of_condition_occurs():
     conditions = conditions_of(generate_inventory(2, surveys=400))
     kinds = Counter((c.question_id, bool(c.answer_ids)) for c in conditions)
-    assert {(AGE, True), (AGE, False), (GENDER, True), (POSTAL_CODE, False), (DMA, False), (MSA, False)} <= set(
+    assert {(AGE, True), (AGE, False), (GENDER, True), (POSTAL, False), (DMA, False), (MSA, False)} <= set(
         kinds
     )
     ages = {value for c in conditions if c.question_id == AGE for value in c.answer_values}
     assert all(re.fullmatch(r"\d\d-\d\d", value) for value in ages)
     assert any(value.endswith("-99") for value in ages)
     assert any(len(c.answer_values) > 1 for c in conditions if c.question_id == AGE)
-    postal = [c.answer_values for c in conditions if c.question_id == POSTAL_CODE]
+    postal = [c.answer_values for c in conditions if c.question_id == POSTAL]
     assert any(len(listed) == 1000 for listed in postal)
     assert any(len(listed) > len(set(listed)) for listed in postal)
     assert any(max(map(len, listed)) == 3 for listed in postal)
@@ -104,4 +103,4 @@ def test_members_take_their_past_from_the_exclusions_of_the_inventory():
     assert past
     assert past <= named
     assert [member.member_code for member in members][:2] == ["m000041", "m000042"]
-    assert all({AGE, GENDER, POSTAL_CODE, DMA, MSA} <= member.profile.keys() for member in members)
+    assert all({AGE, GENDER, POSTAL, DMA, MSA} <= member.profile.keys() for member in members)

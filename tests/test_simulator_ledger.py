@@ -6,6 +6,7 @@ import pickle
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Literal
 
 import anyio
@@ -14,7 +15,6 @@ import pytest
 
 from sampling_async import Invite, InviteOutcome, RetryPolicy, ServerError
 from sampling_async.simulator import Fault, LedgerEntry, SimulatedMember, Simulator, VirtualClock
-from sampling_async.simulator._ledger import verdict
 
 
 def outcome(
@@ -208,24 +208,19 @@ def test_an_unknown_panel_is_refused():
 
 def test_a_second_unread_invite_of_a_pair_is_unexplained():
     """One outcome accounts for one invite, by its link, and not for all invites of the pair."""
-    first, second = (
-        LedgerEntry(
-            sequence_number=number,
-            panel_guid="p",
-            member_code="m",
-            quota_id=7,
-            survey_id=1,
-            wave_id=1,
-            endpoint="bulk_invite",
-            url=f"https://entry.example/{number}",
-            request_number=number,
+    sim = Simulator(surveys=1, members=1)
+    survey = sim.inventory.surveys[0]
+    quota = SimpleNamespace(survey=SimpleNamespace(survey=survey), quota=survey.quotas[0])
+    for number in range(2):  # no call of the client makes the second one
+        sim.ledger.record_invite(
+            quota, panel_guid=sim.panel_guid, member_code="m", endpoint="bulk_invite", request_number=number
         )
-        for number in range(2)
-    )
-    read = InviteOutcome("m", 7, "invited", invite=Invite(1, 1, 7, 1.0, first.url, 5, 5))
-    assert verdict([first, second], [read]).unexplained == (second,)
-    admitted = InviteOutcome("m", 7, "unknown")
-    assert verdict([first, second], [read, admitted]).unread == (second,)
+    first, second = sim.ledger.invites
+    assert (first.member_code, first.quota_id) == (second.member_code, second.quota_id)
+    read = outcome("invited", first)
+    assert sim.ledger.check([read]).unexplained == (second,)
+    admitted = InviteOutcome("m", first.quota_id, "unknown")
+    assert sim.ledger.check([read, admitted]).unread == (second,)
 
 
 def test_sub_quotas_fill_as_invites_are_given():

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from contextlib import aclosing, suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import parse_qsl, urlsplit
 
+import anyio
 import attrs
 import doubles
 import httpx
@@ -21,27 +24,28 @@ from referencing.jsonschema import DRAFT202012
 import sampling_async.simulator
 from sampling_async import (
     DecodeError,
+    Endpoint,
     Invite,
+    InviteOutcome,
     Layer,
     Price,
     QuestionAndAnswers,
     Quota,
     Quotas,
     RecontactMembers,
+    SamplingClient,
+    SamplingError,
     Setting,
     SubQuota,
     Survey,
     SurveyWaveExclusion,
     from_json,
+    to_json,
 )
-from sampling_async._contract.errors import Endpoint
-from sampling_async._contract.records import wire_name
-from sampling_async._protocol import requests as protocol
-from sampling_async._protocol.bulk_reply import read_bulk
 from sampling_async.simulator import Fault, Simulator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
 PATH = Path(sampling_async.simulator.__file__).parent / "openapi.json"
 DOCUMENT = json.loads(PATH.read_text(encoding="utf-8"))
@@ -63,17 +67,56 @@ OPERATION_IDS = {
 NIL = "11111111-2222-4333-8444-555555555555"
 
 
-def calls(
+@attrs.frozen
+class Sent:
+    """A request of the client.
+
+    Attributes:
+        method: The HTTP method.
+        target: The path and the query.
+        body: The body; empty if there is none.
+    """
+
+    method: str
+    target: str
+    body: bytes
+
+
+async def sent(panel: str, *acts: Callable[[SamplingClient], Awaitable[object]]) -> list[Sent]:
+    """Return the requests that a client sends for calls, one for each."""
+    service = doubles.Service(httpx.Response(403))
+    async with doubles.client(service, panel_guid=panel) as client:
+        for act in acts:
+            with suppress(SamplingError):
+                await act(client)
+    return [Sent(each.method, each.url.raw_path.decode(), each.content) for each in service.requests]
+
+
+def page(quota_id: int, **options: Any) -> Callable[[SamplingClient], Awaitable[object]]:
+    """Return the call of a page of recontact members."""
+
+    async def first(client: SamplingClient) -> object:
+        async with aclosing(client.recontact_pages(quota_id, **options)) as pages:
+            return await anext(pages)
+
+    return first
+
+
+async def calls(
     panel: str = doubles.PANEL, member: str = "a/b c", quota_ids: tuple[int, ...] = (7,), recontact: int = 7
-) -> list[protocol.Call[Any]]:
-    """Return the five requests as the client makes them, with every parameter."""
-    return [
-        protocol.get_quotas(panel, include_routables=False),
-        protocol.bulk_invite(panel, member, quota_ids),
-        protocol.generate_invite(panel, member, quota_ids[0]),
-        protocol.get_settings(panel),
-        protocol.recontact_members(panel, recontact, max_results=3, after="m"),
-    ]
+) -> list[Sent]:
+    """Return the five requests as the client makes them, with every parameter, as `OPERATION_IDS` has them."""
+    return await sent(
+        panel,
+        lambda client: client.get_quotas(include_routables=False),
+        lambda client: client.bulk_invite(member, quota_ids),
+        lambda client: client.generate_invite(member, quota_ids[0]),
+        lambda client: client.get_settings(),
+        page(recontact, max_results=3, after="m"),
+    )
+
+
+CALLS = dict(zip(OPERATION_IDS, anyio.run(calls), strict=True))
 
 
 def resolved(node: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +136,7 @@ def errors(schema: dict[str, Any], value: Any) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
 
 
-def operation_of(call: protocol.Call[Any]) -> tuple[str, str]:
+def operation_of(call: Sent) -> tuple[str, str]:
     """Return method and path template of the one operation that a request belongs to."""
     path = urlsplit(call.target).path
     (found,) = [
@@ -170,14 +213,14 @@ def test_its_examples_fit_their_schemas():
 
 
 def test_the_operations_are_those_the_client_asks_for():
-    made = {call.endpoint: operation_of(call) for call in calls()}
+    made = {endpoint: operation_of(call) for endpoint, call in CALLS.items()}
     assert set(made) == set(OPERATION_IDS) == set(get_args(Endpoint))
     assert set(made.values()) == set(OPERATIONS)
     for endpoint, operation in made.items():
         assert OPERATIONS[operation]["operationId"] == OPERATION_IDS[endpoint]
 
 
-@pytest.mark.parametrize("call", calls(), ids=lambda call: call.endpoint)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_parameters_and_bodies_are_those_the_client_sends(call):
     method, template = operation_of(call)
     operation = OPERATIONS[method, template]
@@ -185,7 +228,7 @@ def test_parameters_and_bodies_are_those_the_client_sends(call):
     names = {place: {p["name"] for p in parameters if p["in"] == place} for place in ("path", "query")}
     assert names["path"] == set(re.findall(r"\{(\w+)\}", template))
     assert names["query"] == dict(parse_qsl(urlsplit(call.target).query)).keys()
-    if call.body is None:
+    if not call.body:
         assert "requestBody" not in operation
     else:
         (content,) = operation["requestBody"]["content"].values()
@@ -194,7 +237,7 @@ def test_parameters_and_bodies_are_those_the_client_sends(call):
 
 def test_a_bulk_invite_takes_1_to_100_whole_numbers():
     ids = SCHEMAS["BulkInviteRequest"]["properties"]["QuotaIDs"]
-    assert (ids["minItems"], ids["maxItems"]) == (1, protocol.MAX_QUOTA_IDS)
+    assert (ids["minItems"], ids["maxItems"]) == (1, 100)
     for bad in ([], [1] * 101, [1.5], ["1"], [0]):
         assert errors(SCHEMAS["BulkInviteRequest"], {"QuotaIDs": bad})
 
@@ -204,8 +247,9 @@ def test_a_bulk_invite_takes_1_to_100_whole_numbers():
 
 @pytest.mark.parametrize("record", samples(), ids=lambda record: record.__name__)
 def test_properties_are_the_fields_of_the_record(record):
-    names = {wire_name(attribute.name) for attribute in attrs.fields(record)}
-    assert SCHEMAS[record.__name__]["properties"].keys() == samples()[record].keys() == names
+    sample = samples()[record]
+    written = json.loads(to_json(from_json(record, json.dumps(sample))))
+    assert SCHEMAS[record.__name__]["properties"].keys() == sample.keys() == written.keys()
 
 
 @pytest.mark.parametrize("record", samples(), ids=lambda record: record.__name__)
@@ -229,17 +273,23 @@ def test_an_invite_has_its_survey_id_in_one_of_two_spellings():
         assert (not errors(SCHEMAS["Invite"], fields)) is is_right
 
 
-def test_the_client_decodes_the_bulk_items_that_the_document_allows():
+async def test_the_client_decodes_the_bulk_items_that_the_document_allows():
     item = {"QuotaID": 3, "Invite": None, "ResultCode": 9, "Result": "QUOTA_NOT_LIVE"}
     assert SCHEMAS["BulkInviteItem"]["properties"].keys() == item.keys()
     for name in item:
         for fields in (item, without(name, item), item | {name: None}):
-            (outcome,) = read_bulk("m", [3], json.dumps({"Invites": [fields]}).encode()).outcomes()
+            outcome = await answered({"Invites": [fields]})
             assert (outcome.status == "rejected") == (not errors(SCHEMAS["BulkInviteItem"], fields)), fields
     for answer in ({}, {"Invites": None}, {"Invites": {}}):
         assert errors(SCHEMAS["BulkInviteResponse"], answer)
-        with pytest.raises(DecodeError):
-            read_bulk("m", [3], json.dumps(answer).encode())
+        assert isinstance((await answered(answer)).error, DecodeError)
+
+
+async def answered(answer: dict[str, Any]) -> InviteOutcome:
+    """Return the outcome of a bulk invite for quota 3 that gets an answer."""
+    async with doubles.client(doubles.Service(answer)) as client:
+        (outcome,) = await client.bulk_invite("m", [3])
+    return outcome
 
 
 # --- What the simulator sends
@@ -262,29 +312,34 @@ async def test_every_response_of_the_simulator_fits_its_operation():
     quota_ids = tuple(quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas)
     fits = [(m, q) for m in sim.members for q in quota_ids if sim.eligible(m, q) == 1]
     member, quota_id = fits[0]
-    ours = calls(sim.panel_guid, member, (quota_id,), recontact)
-    quotas, bulk, invite, settings, page = ours
+    ours = await calls(sim.panel_guid, member, (quota_id,), recontact)
+    quotas, bulk, invite, settings, members = ours
     normal = [
-        *(protocol.generate_invite(sim.panel_guid, m, q) for m, q in fits[:4]),
+        *await sent(sim.panel_guid, *(methodcaller("generate_invite", m, q) for m, q in fits[:4])),
         *ours,  # these request an invite again and are refused
-        protocol.get_quotas(sim.panel_guid, include_routables=True),
-        *(protocol.bulk_invite(sim.panel_guid, code, quota_ids) for code in ("nobody", *sim.members)),
-        protocol.recontact_members(sim.panel_guid, recontact, max_results=None, after=None),
-        protocol.recontact_members(sim.panel_guid, recontact, max_results=None, after="z"),
+        *await sent(
+            sim.panel_guid,
+            methodcaller("get_quotas"),
+            *(methodcaller("bulk_invite", code, quota_ids) for code in ("nobody", *sim.members)),
+            page(recontact),
+            page(recontact, after="z"),
+        ),
     ]
     refused = [
-        *calls(NIL, member, (quota_id,), recontact),
+        *await calls(NIL, member, (quota_id,), recontact),
         attrs.evolve(quotas, target=quotas.target.replace("false", "perhaps")),
         *(attrs.evolve(bulk, body=body) for body in (b"", b"{}", b'{"QuotaIDs":[]}', b'{"QuotaIDs":["1"]}')),
         attrs.evolve(bulk, body=json.dumps({"QuotaIDs": [1] * 101}).encode()),
         attrs.evolve(invite, target=invite.target + "x"),
         attrs.evolve(settings, target=urlsplit(settings.target).path),
-        attrs.evolve(page, target=page.target.replace("=3", "=0")),
-        protocol.recontact_members(sim.panel_guid, quota_ids[0], max_results=None, after=None),
-        protocol.recontact_members(sim.panel_guid, 1, max_results=None, after=None),
+        attrs.evolve(members, target=members.target.replace("=3", "=0")),
+        *await sent(sim.panel_guid, page(quota_ids[0]), page(1)),
     ]
     other_panel = sim.add_panel(members=0).panel_guid
-    forbidden = [*((call, "wrong") for call in ours), *((call, sim.api_key) for call in calls(other_panel))]
+    forbidden = [
+        *((call, "wrong") for call in ours),
+        *((call, sim.api_key) for call in await calls(other_panel)),
+    ]
     seen: Counter[tuple[str, int]] = Counter()
     codes: set[int] = set()
     async with httpx.AsyncClient(transport=sim.transport(), base_url=sim.base_url) as client:

@@ -13,7 +13,6 @@ import pytest
 from sampling_async import InviteRequest
 from sampling_async.notifications import Completion, Inbox, Kind, QuotaStatus, SurveyClosed, Terminate, Validity
 from sampling_async.simulator import Notifying, Simulator, VirtualClock
-from sampling_async.simulator._outbox import KINDS
 
 SECRET = "a-secret-of-the-tests"
 
@@ -41,7 +40,12 @@ async def facts_of(inbox: Inbox, *records):
 
 
 def test_its_kinds_are_those_of_the_inbox():
-    assert [*KINDS, "reconciliation"] == list(Kind)
+    *with_url, last = Kind
+    assert last == "reconciliation"  # it goes to the URL of completions
+    sim = Simulator(surveys=1, members=1)
+    with pytest.raises(ValueError, match=f"is no kind of notification: {', '.join(with_url)}$"):
+        with sim.notifications.sending_to({"x": "http://x"}):
+            pytest.fail("there is no such kind")
 
 
 async def test_every_invite_ends_in_a_completion_or_a_terminate(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 
 from sampling_async._wire import sockets as _sockets
 from sampling_async._wire.forks import forks
+from sampling_async._wire.lookups import Lookups
 from sampling_async._wire.sockets import Wire, connect
 
 
@@ -423,3 +424,50 @@ async def test_a_peer_that_sends_nothing_is_too_slow_after_the_limit():
     with pair() as (ours, _), anyio.fail_after(60):
         with pytest.raises(_sockets.TooSlow):
             await Wire(ours).receive(0.02)
+
+
+# --- Addresses of hosts
+
+
+async def test_lookups_of_one_host_are_shared_and_outlive_the_first_caller(monkeypatch):
+    go_on, asked = threading.Event(), []
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host, port, **options):
+        if options["flags"]:
+            return real(host, port, **options)
+        asked.append(host)
+        go_on.wait(5)
+        if host == b"nowhere.example":
+            raise socket.gaierror(-2, "Name or service not known")
+        return real("127.0.0.1", port, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    lookups, found = Lookups(), []
+
+    async def look_up(host: str) -> None:
+        try:
+            found.append(await lookups.addresses(host, 80))
+        except OSError as exc:
+            found.append(exc.errno)
+
+    async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as first:
+            first.start_soon(look_up, "service.example")
+            await anyio.wait_all_tasks_blocked()
+            for host in ("service.example", "service.example", "nowhere.example", "nowhere.example"):
+                tasks.start_soon(look_up, host)
+            await anyio.wait_all_tasks_blocked()
+            first.cancel_scope.cancel()
+        go_on.set()
+    assert found.count([(socket.AF_INET, ("127.0.0.1", 80))]) == found.count(-2) == 2
+    assert sorted(asked) == [b"nowhere.example", b"service.example"]
+    await look_up("service.example")
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("number", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+async def test_an_ip_address_is_not_looked_up(number, monkeypatch):
+    monkeypatch.setattr("sampling_async._wire.lookups.start", None)
+    ((_, address),) = await Lookups().addresses(number, 80)
+    assert address[0] == number

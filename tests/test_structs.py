@@ -10,16 +10,17 @@ import operator
 import pickle
 from typing import Any
 
+import anyio
 import attrs
 import cattrs
+import doubles
+import httpx
 import msgspec
 import pytest
 import rich.console
 import rich.pretty
 
 from sampling_async import Invite, InviteOutcome, SamplingError, Timing, from_json, to_json
-from sampling_async._contract.timing import explain
-from sampling_async._protocol.bulk_reply import read_invite
 
 LINK = "https://s.example/start?m=secret-link"
 MEMBER = "secret-member"
@@ -109,14 +110,27 @@ def test_msgspec_writes_an_invite_as_the_contract_does():
         assert json.loads(msgspec.json.encode(each)) == json.loads(to_json(each))
 
 
+def returned(body: bytes) -> Invite:
+    """Return the invite of a call that takes half a second."""
+    time = doubles.FakeTime()
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        time.now += 0.5
+        return httpx.Response(200, content=body)
+
+    async def main() -> Invite:
+        async with doubles.client(answer, time) as client:
+            return await client.generate_invite(MEMBER, 3)
+
+    return anyio.run(main)
+
+
 def timed() -> Invite:
-    made = read_invite(3, to_json(invite()))
-    explain(made, Timing(send=0.5))
-    return made
+    return returned(to_json(invite()))
 
 
 def test_the_invite_of_a_call_has_its_timing_and_is_like_any_other():
-    assert timed().timing == Timing(send=0.5)
+    assert timed().timing == Timing(first_byte=0.5, attempts=1)
     assert isinstance(timed(), Invite)
     for one, other in ((timed(), invite()), (invite(), timed()), (timed(), timed())):
         assert one == other
@@ -136,19 +150,23 @@ def test_the_invite_of_a_call_has_its_timing_and_is_like_any_other():
 
 
 def test_what_has_no_room_for_a_timing_has_none():
-    of_bulk = invite()
-    explain(of_bulk, Timing(send=0.5))
-    explain(outcome(), Timing(send=0.5))
-    explain("anything", Timing(send=0.5))
-    assert of_bulk.timing is None
+    async def main() -> InviteOutcome:
+        async with doubles.client(doubles.Service(doubles.bulk)) as client:
+            (made,) = await client.bulk_invite(MEMBER, [2])
+            return made
+
+    of_bulk = anyio.run(main)
+    assert of_bulk.invite.timing is None
+    assert not hasattr(of_bulk, "timing")
 
 
 @pytest.mark.parametrize("name", ["Timing", "timing", "_timing"])
 @pytest.mark.parametrize("value", [None, 7, {}, {"send": 0.5}])
 def test_no_body_gives_an_invite_its_timing(name, value):
     body = json.dumps({**json.loads(to_json(invite())), name: value}).encode()
-    assert from_json(Invite, body) == read_invite(3, body) == invite()
-    assert read_invite(3, body).timing is None
+    assert from_json(Invite, body) == returned(body) == invite()
+    assert from_json(Invite, body).timing is None
+    assert returned(body).timing == Timing(first_byte=0.5, attempts=1)
 
 
 def test_a_repr_of_itself_ends():

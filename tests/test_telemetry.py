@@ -7,8 +7,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections import Counter
 from contextlib import aclosing
+from importlib.metadata import entry_points
 
 import doubles
 import httpx
@@ -24,15 +24,15 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from sampling_async import (
+    AttemptReport,
     BadRequestError,
+    CallReport,
     InvalidRequestError,
     InviteRequest,
     RetryPolicy,
     Telemetry,
     TransportError,
 )
-from sampling_async._calls import reports
-from sampling_async._telemetry.instrumentor import SamplingAsyncInstrumentor
 
 CANARY = "member-canary"
 INVITES = "/IPExternalSamplingService/ExternalSample/{PanelGUID}/{MemberCode}/Invites"
@@ -276,18 +276,23 @@ async def test_nothing_private_is_in_any_span_or_metric(collected):
 
 async def test_spans_that_are_not_sampled_cost_no_report(monkeypatch):
     collected = Collected(sampler=ALWAYS_OFF)
-    made = Counter()
-    monkeypatch.setattr(reports.Ended, "report", lambda *_: made.update(["report"]))
+    made = []
+    monkeypatch.setattr(AttemptReport, "__init__", lambda *_, **__: made.append("attempt"))
+    monkeypatch.setattr(CallReport, "__init__", lambda *_, **__: made.append("call"))
     async with doubles.client(bulk, telemetry=collected.telemetry()) as client:
         await client.bulk_invite(CANARY, range(1, 151))
     assert collected.spans() == []
     assert not made
+    async with doubles.client(bulk, on_attempt=bool, on_outcome=bool) as client:
+        await client.bulk_invite(CANARY, [1])
+    assert made == ["attempt", "attempt", "call"]
     (duration,) = collected.metrics()["http.client.request.duration"]
     assert duration.count == 2
 
 
 async def test_the_instrumentor_gives_telemetry_to_clients_that_have_none(collected):
-    instrumentor = SamplingAsyncInstrumentor()
+    (entry,) = entry_points(group="opentelemetry_instrumentor", name="sampling_async")
+    instrumentor = entry.load()()
     assert list(instrumentor.instrumentation_dependencies()) == ["sampling-async"]
     instrumentor.instrument(tracer_provider=collected.tracers, meter_provider=collected.meters)
     try:

@@ -13,11 +13,10 @@ from threading import Thread
 import doubles
 import pyarrow.parquet as pq
 import pytest
-from campaign_kit import panel_table
+from campaign_kit import locked, panel_table
 from cli_kit import point_at
 from clusters_kit import cluster_of_two, needs, ran
 
-from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.simulator import Latency, Simulator
 
@@ -137,12 +136,10 @@ def test_a_killed_worker_loses_nothing(night):
 def test_a_part_that_is_still_asked_for_by_a_lost_worker_is_tried_again(night):
     night.folder.mkdir()
     (night.folder / "part-2.ledger").touch()
-    lost = CampaignLedger(night.folder / "part-2.ledger")
-    lost.lock()
     with cluster_of_two(), ThreadPoolExecutor(1) as threads:
-        done = threads.submit(ran, "dask_campaign", ("PAUSE = 30", "PAUSE = 0.2"))
-        time.sleep(3)
-        is_done = done.done()
-        lost.close()
+        with locked(night.folder / "part-2.ledger"):
+            done = threads.submit(ran, "dask_campaign", ("PAUSE = 30", "PAUSE = 0.2"))
+            time.sleep(3)
+            is_done = done.done()
         night.check(done.result())
     assert not is_done

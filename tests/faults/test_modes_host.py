@@ -19,14 +19,13 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import doubles
 import pytest
 import wire as wires
 from fault_server import PROCESSED, RIGHT, FaultServer, answer, read, silence, surplus, tls_server, wait
 from kit import ONCE, call, client_of
 
 from sampling_async import InvalidRequestError, TransportError, TransportTimeoutError
-from sampling_async._wire import engine as _engine
-from sampling_async._wire.lookups import Lookups
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what was acknowledged")
 FORKS = pytest.mark.skipif(sys.platform == "win32", reason="it knows no forks")
@@ -97,18 +96,12 @@ async def test_mode_40_the_response_to_a_retransmitted_request_is_accepted():
 
 @pytest.mark.parametrize("said", ["an answer", "the end"])
 async def test_mode_40_bytes_that_came_before_it_is_asked_are_no_response(said, monkeypatch):
-    async def connect(*args, **named):
-        wire = await _connect(*args, **named)
-        await anyio.sleep(0.02)  # the immediate bytes of the server have arrived by now
-        return wire
-
     def script(connection) -> None:
         if said == "an answer":
             connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"Invites":[]}')
             received.append(connection.read_request())
 
-    _connect = _engine.connect
-    monkeypatch.setattr("sampling_async._wire.engine.connect", connect)
+    doubles.connections_opened(monkeypatch, pause=0.02)  # the immediate bytes of the server arrive meanwhile
     received: list[bytes | None] = []
     with wires.serve(script) as url:
         async with client_of(url, retry=ONCE) as client:
@@ -118,13 +111,7 @@ async def test_mode_40_bytes_that_came_before_it_is_asked_are_no_response(said, 
 
 
 async def test_mode_40_tls_session_tickets_are_no_response(monkeypatch):
-    async def connect(*args, **named):
-        wire = await _connect(*args, **named)
-        await anyio.sleep(0.02)
-        return wire
-
-    _connect = _engine.connect
-    monkeypatch.setattr("sampling_async._wire.engine.connect", connect)
+    doubles.connections_opened(monkeypatch, pause=0.02)
     with tls_server("none") as (_, https, authorities):
         monkeypatch.setenv("SSL_CERT_FILE", authorities)
         async with client_of(https, retry=ONCE) as client:
@@ -169,50 +156,6 @@ async def test_mode_42_connections_open_while_the_threads_of_the_host_are_busy(h
     with FaultServer() as server:
         async with client_of(server.url.replace("127.0.0.1", host), retry=ONCE) as client:
             assert (await client.bulk_invite("m1", [2]))[0].status == "invited"
-
-
-async def test_mode_42_lookups_of_one_host_are_shared_and_outlive_the_first_caller(monkeypatch):
-    go_on, asked = threading.Event(), []
-    real = socket.getaddrinfo
-
-    def getaddrinfo(host, port, **options):
-        if options["flags"]:
-            return real(host, port, **options)
-        asked.append(host)
-        go_on.wait(TIMED)
-        if host == b"nowhere.example":
-            raise socket.gaierror(-2, "Name or service not known")
-        return real("127.0.0.1", port, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    lookups, found = Lookups(), []
-
-    async def look_up(host: str) -> None:
-        try:
-            found.append(await lookups.addresses(host, 80))
-        except OSError as exc:
-            found.append(exc.errno)
-
-    async with anyio.create_task_group() as tasks:
-        async with anyio.create_task_group() as first:
-            first.start_soon(look_up, "service.example")
-            await anyio.wait_all_tasks_blocked()
-            for host in ("service.example", "service.example", "nowhere.example", "nowhere.example"):
-                tasks.start_soon(look_up, host)
-            await anyio.wait_all_tasks_blocked()
-            first.cancel_scope.cancel()
-        go_on.set()
-    assert found.count([(socket.AF_INET, ("127.0.0.1", 80))]) == found.count(-2) == 2
-    assert sorted(asked) == [b"nowhere.example", b"service.example"]
-    await look_up("service.example")
-    assert len(asked) == 3
-
-
-@pytest.mark.parametrize("number", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
-async def test_mode_42_an_ip_address_is_not_looked_up(number, monkeypatch):
-    monkeypatch.setattr("sampling_async._wire.lookups.start", None)
-    ((_, address),) = await Lookups().addresses(number, 80)
-    assert address[0] == number
 
 
 async def test_mode_42_nothing_is_sent_if_no_thread_can_be_started(monkeypatch):

@@ -23,6 +23,7 @@ from sampling_async import (
     DecodeError,
     Invite,
     PagingError,
+    PartnerSettings,
     Quotas,
     RecontactMembers,
     SamplingError,
@@ -30,8 +31,6 @@ from sampling_async import (
     UnexpectedStatusError,
     from_json,
 )
-from sampling_async._contract.settings import PartnerSettings
-from sampling_async._protocol.bulk_reply import read_bulk
 
 # --- 10 and 11: one outcome for every ID, whatever the response says
 
@@ -41,7 +40,7 @@ _MUTATIONS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(_MUTATIONS, st.integers(0, 11)), max_size=6), st.randoms(use_true_random=False))
-def test_mode_10_the_client_never_guesses_from_a_response_that_does_not_match(mutations, random):
+async def test_mode_10_the_client_never_guesses_from_a_response_that_does_not_match(mutations, random):
     asked = [*range(1, 11), 55, 44]
     items = [doubles.item(quota_id, 9 if quota_id % 2 else 1) for quota_id in asked]
     touched = set()
@@ -50,9 +49,10 @@ def test_mode_10_the_client_never_guesses_from_a_response_that_does_not_match(mu
             touched.add(items[place]["QuotaID"])
             mutate(items, place, kind)
     random.shuffle(items)
-    answer = read_bulk("m1", asked, json.dumps({"Invites": items}).encode())
-    assert list(answer.quota_ids) == asked
-    for quota_id, outcome in zip(asked, answer.outcomes(), strict=True):
+    async with doubles.client(doubles.Service({"Invites": items})) as client:
+        answer = await client.bulk_invite("m1", asked)
+    assert [outcome.quota_id for outcome in answer] == asked
+    for quota_id, outcome in zip(asked, answer, strict=True):
         if quota_id not in touched:
             assert outcome.status == ("rejected" if quota_id % 2 else "invited")
         if outcome.status == "invited":

@@ -1,0 +1,270 @@
+"""Parts of commands alone: how input is divided, progress and summary, figures of a campaign, certificates."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import anyio
+import pytest
+import trustme
+from cryptography import x509
+from hypothesis import given
+from hypothesis import strategies as st
+from notifications_kit import SECRET, post
+from rich.console import Console
+
+from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
+from sampling_async._cli import _campaign_run, _campaign_view, _rendering, _sources
+from sampling_async._cli._campaign_options import SavedOptions, Settings
+from sampling_async._cli._connection import first_in_pem, validity_of
+from sampling_async._cli._tally import Tally
+from sampling_async.campaign import Limits, Pairs
+from sampling_async.notifications import Inbox
+from sampling_async.simulator import Simulator
+
+
+def written(requests) -> str:
+    return "".join(json.dumps({"MemberCode": code, "QuotaIDs": list(ids)}) + "\n" for code, ids in requests)
+
+
+# --- Quota IDs
+
+
+def test_ids_split_between_blocks_are_joined():
+    class Drip(io.BytesIO):
+        def read(self, size=-1):
+            return super().read(min(size, 3))
+
+    async def read():
+        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), _sources.QuotaIDs("ids", "m"))
+        return [each async for each in source]
+
+    assert anyio.run(read) == [1234567, 89, 10, 1100042]
+
+
+@pytest.mark.parametrize("separator", list(" \t\n\r\v\f,"))
+def test_no_id_is_cut_in_two_whatever_divides_the_words(separator):
+    """A cut ID would ask for two quotas that nobody has named."""
+    asked = list(range(1_100_000, 1_100_040))
+    text = separator.join(map(str, asked)).encode()
+    for size in (20, 24, 31, 64):
+        parser = _sources.QuotaIDs("ids", "m")
+        found = [each for at in range(0, len(text), size) for each in parser.feed(text[at : at + size])]
+        assert [*found, *parser.end()] == asked
+
+
+def test_endless_text_is_not_kept_in_memory():
+    async def read():
+        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), _sources.QuotaIDs("ids", "m"))
+        return [each async for each in source]
+
+    with pytest.raises(InvalidRequestError):
+        anyio.run(read)
+
+
+# --- Lines of requests
+
+
+def test_the_quota_ids_of_a_file_are_counted_first(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    file.write_text(written([("m1", range(1, 301)), ("m2", [5])]) + "\n" + written([("m1", [5, 6])]).strip())
+    assert _sources.number_of_ids(file) == 303
+    file.write_text("no request")
+    assert _sources.number_of_ids(file) is None
+    os.mkfifo(tmp_path / "pipe")
+    assert _sources.number_of_ids(tmp_path / "pipe") is None
+
+
+def test_input_in_the_encoding_of_powershell_is_reported():
+    with pytest.raises(InvalidRequestError, match=r"line 1: not JSON.*UTF-16, as PowerShell writes it"):
+        list(_sources.RequestLines("r").feed(written([("m", [1])]).encode("utf-16")))
+
+
+@pytest.mark.parametrize("size", [1, 7, 65_536])
+def test_lines_split_between_blocks_are_joined(size):
+    requests = [(f"m{at}", range(1, at + 2)) for at in range(20)]
+    text = b"\xef\xbb\xbf" + written(requests).replace("\n", "\r\n\n").encode().rstrip()
+
+    class Drip(io.BytesIO):
+        def read(self, most=-1):
+            return super().read(min(most, size))
+
+    async def read():
+        return [each async for each in _sources.Items(lambda: Drip(text), _sources.RequestLines("x"))]
+
+    assert anyio.run(read) == [InviteRequest(code, ids) for code, ids in requests]
+
+
+def test_an_endless_line_is_not_kept_in_memory(monkeypatch):
+    monkeypatch.setattr(_sources, "_LONGEST", 1000)
+    parser = _sources.RequestLines("endless")
+    with pytest.raises(InvalidRequestError, match="endless, line 2: a line of more than 1,000 bytes"):
+        list(parser.feed(b"\n" + b"x" * 2000))
+
+
+# --- Progress and summary
+
+
+def test_the_progress_of_a_file_has_a_total_and_the_time_left():
+    told = _rendering.with_total(Progress(50, 40, 0, None, None, 20.0), 140)
+    assert _rendering.progress_text(told) == "40/140  20/s  0:00:05 left"
+    assert _rendering.with_total(Progress(1, 1, 0, None, None, None), None).total is None
+    assert _rendering.with_total(Progress(1, 1, 0, 7, 3.0, 2.0), 9).total == 7
+
+
+def test_in_an_outage_the_progress_says_how_long_it_still_waits():
+    told = Progress(50, 40, 0, 140, 5.0, 20.0, patience_left=90.0)
+    assert _rendering.progress_text(told) == "40/140  the service is away; waiting up to 0:01:30 for it"
+
+
+def test_the_rate_is_of_what_was_answered():
+    tally = Tally(clock=iter([0.0, 2.0, 2.0]).__next__)
+    lost = SamplingError("stopped", delivery="not_sent")
+    for outcome in (
+        InviteOutcome("m", 1, "rejected", None, 9),
+        InviteOutcome("m", 2, "rejected", None, 9, replayed=True),
+        *(InviteOutcome("m", number, "not_sent", error=lost) for number in range(3, 1000)),
+        InviteOutcome("n", 2, "invited", None, 1),
+    ):
+        tally.add(outcome)
+    assert tally.in_words().splitlines()[0] == "1,000 quota IDs in 2.0 s (1/s)"
+
+
+# --- Campaigns
+
+
+async def test_what_a_store_of_notifications_is_told_to_be_closed_counts_at_once(tmp_path):
+    simulator = Simulator(seed=4, surveys=5, members=3)
+    survey = simulator.inventory.surveys[0]
+    other = simulator.inventory.surveys[1].quotas[0].quota_id
+    # As `notifications serve` has it open in another process.
+    async with Inbox(tmp_path / "store.db", secrets=SECRET) as inbox, simulator.client() as client:
+        settings = Settings(watch=600.0, notifications=tmp_path / "store.db")
+        async with _campaign_run.following(client, settings) as live:
+            quota_id = survey.quotas[0].quota_id
+            assert live.is_open(quota_id)
+            told = {"SurveyID": survey.survey_id, "WaveId": survey.wave_id, "Status": "Closed"}
+            reply = await post(inbox, "survey_closed", told)
+            assert reply.status == 200
+            with anyio.fail_after(10):
+                while live.is_open(quota_id):  # noqa: ASYNC110  nobody tells
+                    await anyio.sleep(0.01)
+            assert live.is_open(other)
+
+
+def test_a_ledger_that_another_program_made_has_the_defaults():
+    assert SavedOptions.from_json(None) == SavedOptions()
+    kept = SavedOptions(
+        panel="p", settings=Settings(column=["1=a"], bands=Path("/b")).over(SavedOptions().settings)
+    )
+    assert SavedOptions.from_json(kept.to_json()) == kept
+
+
+def test_the_time_left_ends_at_the_cap(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(_campaign_view.time, "monotonic", lambda: now)
+    run = SimpleNamespace(
+        pairs=Pairs(planned=1000, pending=1000),
+        limits=Limits(max_invites=100),
+        waiting_for=None,
+        reason="",
+        requests=0,
+        members=0,
+        expected_value=0.0,
+    )
+    client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
+    metrics = _campaign_view.RunMetrics(run, client, None)
+    now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
+    assert metrics.read().seconds_left == 80 / (19 / 2)
+    run.limits = Limits()
+    assert metrics.read().seconds_left == 960 / (40 / 2)
+    run.limits = Limits(max_invites=20)
+    assert metrics.read().seconds_left == 0.0
+
+
+def figures(**changes):
+    given = {
+        "state": "rate",
+        "reason": "",
+        "pairs": Pairs(planned=10_000_000, invited=4_000_000, rejected=1_234_567, unknown=3, pending=4_765_430),
+        "members": 2_000_000,
+        "requests": 1_000_000,
+        "invites_per_second": 1234.5,
+        "requests_per_second": 321.0,
+        "limit": 64,
+        "expected_value": 123_456_789.0,
+        "currency_id": 1,
+        "seconds_left": 3700.2,
+        "refusals": (
+            (28, "QUOTA_FULL", 500_000),
+            (999, "A\x1bNAME" + "E" * 200, 3),
+            *[(n, None, 1) for n in range(9)],
+        ),
+    }
+    return _campaign_view.Figures(**given | changes)
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(_campaign_view.figures_view(figures()))
+    shown = console.file.getvalue()
+    assert len(shown.splitlines()) == 4 + 5
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert "\x1b" not in shown
+    if width >= 80:
+        assert "5,234,570/10,000,000 pairs  52%" in shown
+        assert "1:01:41 left" in shown
+    waiting = _campaign_view.figures_json(figures(state="paused", seconds_left=None))
+    assert waiting["SecondsLeft"] is None
+    assert waiting["Refusals"][0] == {"ResultCode": 28, "Result": "QUOTA_FULL", "Pairs": 500_000}
+
+
+# --- The dates of certificates, compared with what the library `cryptography` reads
+
+
+EXPIRES = datetime(2031, 5, 17, 12, 30, 59, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def pem():
+    authority = trustme.CA()
+    return authority.issue_cert("localhost", not_after=EXPIRES).cert_chain_pems[0].bytes().decode()
+
+
+def test_the_dates_are_those_that_the_library_reads(pem):
+    known = x509.load_pem_x509_certificate(pem.encode())
+    found = validity_of(first_in_pem(f"some text before\n{pem}"))
+    assert (found.begins, found.ends) == (known.not_valid_before_utc, known.not_valid_after_utc)
+    assert found.ends == EXPIRES
+
+
+def test_dates_from_2050_on_have_four_digits_of_the_year():
+    far = datetime(2061, 1, 2, 3, 4, 5, tzinfo=UTC)
+    old = datetime(1999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    issued = trustme.CA().issue_cert("localhost", not_before=old, not_after=far)
+    found = validity_of(first_in_pem(issued.cert_chain_pems[0].bytes().decode()))
+    assert (found.begins, found.ends) == (old, far)
+
+
+def test_text_without_a_certificate_is_refused():
+    with pytest.raises(ValueError, match="no certificate in PEM"):
+        first_in_pem("-----BEGIN PRIVATE KEY-----")
+
+
+@given(st.data())
+def test_damaged_bytes_are_refused_or_read_and_never_end_in_another_error(pem, data):
+    der = bytearray(first_in_pem(pem))
+    for _ in range(data.draw(st.integers(1, 4))):
+        der[data.draw(st.integers(0, 200))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(der)))
+    for damaged in (bytes(der), bytes(der[:cut])):
+        try:
+            assert validity_of(damaged).ends.tzinfo is UTC
+        except ValueError as exc:
+            assert str(exc) == "these bytes are no certificate in DER"  # noqa: PT017  either is right
