@@ -417,10 +417,18 @@ def test_a_ledger_that_does_not_know_its_panel_is_topped_up_with_one(service):
     assert invited("out") == service.ledger.by_pair()
 
 
-@pytest.mark.parametrize("missing", ["jinja2", "sampling_async.campaign"])
-def test_a_missing_extra_is_named(monkeypatch, missing):
-    monkeypatch.setitem(sys.modules, missing, None)
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sampling_async.campaign", None)
     assert "python -m pip install 'sampling-async[panel]'" in campaign("status", "out", code=2).stderr
+
+
+def test_only_what_writes_a_report_needs_jinja2(service, monkeypatch):
+    started()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert json.loads(campaign("pause", "out", "--json").stdout)["Paused"]
+    assert campaign("status", "out", "--json").stdout
+    for command in (("report", "out"), ("run", "panel.jsonl", "--out", "other", "--yes")):
+        assert "campaign needs jinja2: python -m pip install" in campaign(*command, code=2).stderr
 
 
 def test_a_reader_that_goes_away_does_not_end_a_campaign(service, monkeypatch):

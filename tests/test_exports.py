@@ -89,6 +89,16 @@ print(error.result_code, "cattrs" in sys.modules)
     assert done.stdout.strip() == "16 False"
 
 
+def test_matching_a_panel_loads_no_readers_of_files():
+    code = """
+import sys
+from sampling_async.matching import PanelMatcher
+print(sorted({"pyarrow.csv", "pyarrow.fs", "pyarrow.json", "pyarrow.parquet"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_matching_loads_no_http_library():
     code = """
 import sys

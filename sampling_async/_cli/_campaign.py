@@ -135,7 +135,7 @@ def top_up(
 def _job(
     service: ServiceOptions, folder: Path, settings: Settings, limits: LimitOptions, options: RunOptions
 ) -> Any:
-    _need_the_extra()
+    _need_the_extra("jinja2")  # the run writes the report, after all else
     from sampling_async._cli._campaign_run import CampaignJob  # noqa: PLC0415  numpy, pyarrow: an extra
 
     return CampaignJob(service, folder, settings, limits, options)
@@ -254,6 +254,7 @@ def report(
             title=campaign_run.title_of(folder),
         )
 
+    _need_the_extra("jinja2")
     _in_ledger(folder, write)
     show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")
 
@@ -281,14 +282,17 @@ def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
     return ended_by_failure(worked)
 
 
-def _need_the_extra() -> None:
+def _need_the_extra(*others: str) -> None:
     """End the program, with a line that says what to install, if the extra is missing.
+
+    Args:
+        others: Packages of the extra that are needed beside those that every command of a campaign needs.
 
     Raises:
         typer.Exit: It is missing.
     """
     try:
-        for name in ("jinja2", "sampling_async.campaign"):  # Jinja2 writes the report, after all else
+        for name in (*others, "sampling_async.campaign"):
             import_module(name)
     except ModuleNotFoundError as exc:
         fail(f"campaign needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)

@@ -81,7 +81,7 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     """Check all between this machine and the service: address, TLS, proxy, key, panel, settings, speed.
 
     Each check says what was found and what to do. The command sends Get
-    Settings only, some ten times, and requests no invite. Nothing is
+    Settings only, six times at most, and requests no invite. Nothing is
     repeated, so --max-concurrency, --attempts and --patience have no effect.
     The output holds no key, no PanelGUID and no member code. The exit code is
     1 if a check failed, and 0 if there are only warnings.

@@ -51,7 +51,9 @@ LATE: Final = "no complete response"
 # What to do, by words in the text of a failed request, and in the body of a 400 without a result code.
 _BY_PROBLEM: Final = {
     LATE: "The connection works. Allow more time with --timeout, or ask the operator why it is slow.",
-    os.strerror(errno.ECONNREFUSED): "Nothing listens at this host and port. Is the port right?",
+    os.strerror(
+        errno.ECONNREFUSED
+    ): "Nothing listens at this host and port. Is the service started, and is the port right?",
     "not valid HTTP": "Check the port of the address, and whether it begins with http or https.",
     "proxy": "Check SAMPLING_PROXY, --proxy or the profile's proxy.",
     "": "Run this again. A service that closes new connections may ask for SAMPLING_CLIENT_CERT.",
@@ -184,7 +186,8 @@ def certificate(
     if validity.begins > now:
         found = f"the certificate is valid from {validity.begins:%Y-%m-%d} only"
         return Finding(check, "fail", found, f"This machine's date is {now:%Y-%m-%d}.", figures)
-    found = f"the certificate is valid for {_span(left)}, until {until}"
+    whole = left - left % _DAY if left >= 2 * _DAY else left  # as `Days`
+    found = f"the certificate is valid for {_span(whole)}, until {until}"
     if left < _SOON_DAYS * _DAY:
         return Finding(check, "warn", found, f"It is for {whose} to renew it soon.", figures)
     return Finding(check, "ok", found, "", figures)

@@ -260,7 +260,7 @@ def demo(
     everything is compared with the service's own ledger, and a report of the
     campaign is written.
     """
-    need_simulator("numpy", "pyarrow")
+    need_simulator("numpy", "pyarrow", "jinja2")
     from sampling_async._cli._demo import Demo, DemoError, Findings, run_day  # noqa: PLC0415  need the extras
     from sampling_async._cli._demo_view import DemoScreen, findings_json, print_findings  # noqa: PLC0415
 

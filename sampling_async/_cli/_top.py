@@ -58,8 +58,8 @@ def top(
     """Show what a running client does: limits, waiting requests, latency, connections.
 
     The program must show itself: `async with client.serve_snapshots(SOCKET)`.
-    The program does no other work for it. The command ends with exit code 1 when the
-    process goes away. Ctrl-C ends it too.
+    Looking costs the program nothing else. The command ends with exit code
+    1 when the process goes away. Ctrl-C ends it too.
     """
     if not every <= _LONGEST_PAUSE:  # so that nan is refused too
         fail(f"--every takes seconds up to {_LONGEST_PAUSE:.0f}, which is a day", USAGE)

@@ -19,7 +19,6 @@ import types
 from collections import deque
 from datetime import datetime
 from functools import cache, partial
-from hashlib import sha1
 from itertools import chain, islice, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Union, cast, get_args, get_origin
@@ -74,6 +73,8 @@ _BETWEEN: Final = re.compile(rb"[ \t\r\n]*+,[ \t\r\n]*+(?=\{)")
 
 
 def _sha1(text: bytes) -> int:
+    from hashlib import sha1  # noqa: PLC0415  few machines need it
+
     return int.from_bytes(sha1(text, usedforsecurity=False).digest())
 
 

@@ -94,10 +94,6 @@ def _joined(batches: list[Any]) -> Any:
     return joined
 
 
-csv: Final[Any] = import_module("pyarrow.csv")
-arrow_json: Final[Any] = import_module("pyarrow.json")
-pq: Final[Any] = import_module("pyarrow.parquet")
-
 _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
 _TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
 _LINES_BYTES: Final = 2**24
@@ -205,7 +201,8 @@ def read_errors(panel: str) -> Generator[None]:
 
 
 def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    file = pq.ParquetFile(path)
+    # Here, because it loads all file systems of pyarrow, and matching needs none.
+    file = import_module("pyarrow.parquet").ParquetFile(path)
     names = file.schema_arrow.names
     _check_names(path, names, renamed)
     kept = [name for name in names if renamed.get(name, name) in wanted]
@@ -215,6 +212,7 @@ def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) 
 
 def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
     # Without this option, a text of two lines could be read as two members.
+    csv: Any = import_module("pyarrow.csv")
     lines = csv.ParseOptions(newlines_in_values=True)
     with csv.open_csv(path, parse_options=lines) as reader:
         names = reader.schema.names
@@ -327,6 +325,7 @@ def _by_arrow(block: bytes) -> Any:
 
     It refuses blocks without a line, and keys of mixed types, such as a number here and a list there.
     """
+    arrow_json: Any = import_module("pyarrow.json")
     options = arrow_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
     try:
         return arrow_json.read_json(io.BytesIO(block), read_options=options)
