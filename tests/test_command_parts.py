@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import anyio
 import pytest
 import trustme
+from cli_kit import commands
 from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Pr
 from sampling_async._cli import _campaign_run, _campaign_view, _rendering, _sources
 from sampling_async._cli._campaign_options import SavedOptions, Settings
 from sampling_async._cli._connection import first_in_pem, validity_of
+from sampling_async._cli._help import EXAMPLES
 from sampling_async._cli._tally import Tally
 from sampling_async.campaign import Limits, Pairs
 from sampling_async.notifications import Inbox
@@ -268,3 +270,7 @@ def test_damaged_bytes_are_refused_or_read_and_never_end_in_another_error(pem, d
             assert validity_of(damaged).ends.tzinfo is UTC
         except ValueError as exc:
             assert str(exc) == "these bytes are no certificate in DER"  # noqa: PT017  either is right
+
+
+def test_only_commands_that_exist_have_examples():
+    assert set(EXAMPLES) <= {name for name, _ in commands()}
