@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -76,8 +76,4 @@ class Following(BackgroundService):
     def _is_older(self, moment: datetime | None, margin: timedelta = timedelta()) -> bool:
         """Return whether a moment, if known, is before the begin of the newest poll by more than a margin."""
         since = self._watch.since
-        return since is not None and moment is not None and _utc(moment) < since - margin
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return since is not None and moment is not None and moment < since - margin

@@ -81,7 +81,7 @@ def quoted(folder: Path) -> str:
 
 
 @frozen
-class _Ready:
+class _RunnableCampaign:
     """A campaign that can be run.
 
     Attributes:
@@ -144,7 +144,7 @@ class CampaignJob:
     def _ledger(self) -> Path:
         return self.folder / LEDGER
 
-    def _begun(self, panel: str | None) -> _Ready:
+    def _begun(self, panel: str | None) -> _RunnableCampaign:
         require_own_folder(self.folder, self._ledger)
         changes, given = self.limits.changes(), _absolute(self.given)
         panel = _absolute_panel(panel)
@@ -160,7 +160,7 @@ class CampaignJob:
         self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
         return self._saved(saved, {})
 
-    def _topped_up(self, panel: str | None) -> _Ready:
+    def _topped_up(self, panel: str | None) -> _RunnableCampaign:
         require_own_folder(self.folder, self._ledger)
         changes = self.limits.changes()
         known = with_ledger(ledger_in(self.folder), saved_in)
@@ -218,10 +218,10 @@ class CampaignJob:
             self._keys.append(self.service.ready())
         return self._keys[0]
 
-    def _saved(self, saved: SavedOptions, changes: dict[str, Any]) -> _Ready:
+    def _saved(self, saved: SavedOptions, changes: dict[str, Any]) -> _RunnableCampaign:
         """Save what later commands need, and return the campaign as its ledger has it."""
 
-        def save(ledger: CampaignLedger) -> _Ready:
+        def save(ledger: CampaignLedger) -> _RunnableCampaign:
             # Locked first: nothing is changed while another run uses the ledger.
             ledger.lock()
             ledger.note(**{_SAVED: saved.to_json()})
@@ -229,13 +229,15 @@ class CampaignJob:
             plan, began = plan_of(ledger), ledger.read("SELECT max(began) FROM runs")[0][0]
             assert plan is not None
             has_run = began is not None and began >= float(ledger.fact("planned_at") or 0)
-            return _Ready(plan, saved, has_run, None if cap is None else max(0, cap - ledger.invited()))
+            return _RunnableCampaign(
+                plan, saved, has_run, None if cap is None else max(0, cap - ledger.invited())
+            )
 
         return with_ledger(self._ledger, save)
 
     # --- The question
 
-    def _go(self, ready: _Ready) -> NoReturn:
+    def _go(self, ready: _RunnableCampaign) -> NoReturn:
         if self.options.dry_run or not ready.has_run:
             view.show_plan(ready.plan)
         if self.options.dry_run:
@@ -247,7 +249,7 @@ class CampaignJob:
             fail("no member matches a quota with room, so there is nothing to request", INCOMPLETE)
         if not ready.has_run and not self.options.yes:
             ended_by_failure(lambda: self._ask(ready))
-        asking = _CampaignRun(self.folder, ready, as_json=self.options.as_json)
+        asking = _ShownRun(self.folder, ready, as_json=self.options.as_json)
         self.service.call(asking.work, key=self._key())
         raise typer.Exit(asking.exit_code())
 
@@ -255,7 +257,7 @@ class CampaignJob:
     def _resume_command(self) -> str:
         return resume_command(self.folder)
 
-    def _ask(self, ready: _Ready) -> None:
+    def _ask(self, ready: _RunnableCampaign) -> None:
         if not _connection.somebody_is_there():
             fail(
                 f"this requests {ready.in_words()}, and there is no terminal to confirm that: give --yes", USAGE
@@ -315,7 +317,7 @@ def _absolute_panel(panel: str | None) -> str | None:
 # --- The run
 
 
-class _CampaignRun:
+class _ShownRun:
     """A run of a campaign, with its display and its end.
 
     Args:
@@ -324,7 +326,7 @@ class _CampaignRun:
         as_json: Whether lines of JSON are wanted on a terminal too.
     """
 
-    def __init__(self, folder: Path, ready: _Ready, *, as_json: bool) -> None:
+    def __init__(self, folder: Path, ready: _RunnableCampaign, *, as_json: bool) -> None:
         self._folder = folder
         self._ready = ready
         self._settings = ready.saved.settings

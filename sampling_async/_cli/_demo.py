@@ -272,7 +272,7 @@ async def _receiving(inbox: Inbox) -> AsyncGenerator[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = _Receiver(uvicorn.Config(inbox.app, lifespan="off", ws="none", log_level="error"))
+        server = _NotificationServer(uvicorn.Config(inbox.app, lifespan="off", ws="none", log_level="error"))
         # A plain task: a task group would raise the failures of the block in a group.
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -282,7 +282,7 @@ async def _receiving(inbox: Inbox) -> AsyncGenerator[str]:
             await serving
 
 
-class _Receiver(uvicorn.Server):
+class _NotificationServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Do not handle signals: they end the whole demo."""
@@ -293,7 +293,7 @@ class _Receiver(uvicorn.Server):
 
 
 @frozen
-class _Service:
+class _ServiceProcess:
     _process: BaseProcess
     _pipe: Connection
 
@@ -329,7 +329,7 @@ class _Service:
 
 
 @asynccontextmanager
-async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGenerator[_Service]:
+async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGenerator[_ServiceProcess]:
     """Run the simulated service in a process while the block is open; it posts notifications to these URLs."""
     context = get_context("spawn")
     pipe, child_pipe = context.Pipe()
@@ -338,7 +338,7 @@ async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGener
     process.start()
     child_pipe.close()  # only the process has it now, so its end ends the pipe, and the other way round
     try:
-        yield _Service(process, pipe)
+        yield _ServiceProcess(process, pipe)
     except BaseException:
         # It may be waiting until its notifications are acknowledged, and nobody receives them any more.
         process.kill()

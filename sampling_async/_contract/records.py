@@ -18,7 +18,7 @@ from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attr
 from sampling_async._contract.timing import Timed, TimedInSlot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 INT64_MAX: Final = 2**63 - 1
 
@@ -281,6 +281,24 @@ class RecontactMembers(TimedInSlot):
     has_additional_members: bool
     member_codes: tuple[str, ...] = field(repr=_count)
 
+
+OPEN_AGE: Final = 99
+"""An age range that ends here or above has no upper limit."""
+
+AGE_BANDS: Final[Mapping[int, tuple[int, int]]] = {
+    2006351: (13, 17),
+    2006352: (18, 24),
+    2006353: (25, 29),
+    2006354: (30, 34),
+    2006355: (35, 39),
+    2006356: (40, 44),
+    2006357: (45, 49),
+    2006358: (50, 54),
+    2006359: (55, 59),
+    2006360: (60, 64),
+    2006361: (65, OPEN_AGE),
+}
+"""The answer IDs of the age question as an operator publishes them: first and last year."""
 
 REFERENCE_DATA_KEY: Final = "Reference Data API Auth Key"
 

@@ -41,7 +41,7 @@ def _tag(name: str, *content: str, **attributes: object) -> Markup:
     )
     inner = "".join(map(escape, content))
     closed = f">{inner}</{name}>" if inner else "/>"
-    return Markup(f"<{name}{given}{closed}")  # noqa: S704  the names are ours, and the rest was escaped
+    return Markup(f"<{name}{given}{closed}")  # noqa: S704  the names are of this module, the rest was escaped
 
 
 # --- Bars

@@ -129,7 +129,7 @@ class Moments:
 
 
 @define
-class _Wait:
+class _LatestWait:
     number: int
     began: float
     ended: float
@@ -144,14 +144,14 @@ class WaitLog:
 
     def __init__(self, last: int) -> None:
         self._last = last
-        self._latest: dict[str, _Wait] = {}
+        self._latest: dict[str, _LatestWait] = {}
 
-    def extend(self, kind: str, began: float, ended: float) -> _Wait:
+    def extend(self, kind: str, began: float, ended: float) -> _LatestWait:
         """Add a wait, or make the latest one of its kind longer; return it."""
         wait = self._latest.get(kind)
         if wait is None or began - wait.ended > _BRIEF:
             self._last += 1
-            wait = self._latest[kind] = _Wait(self._last, began, ended)
+            wait = self._latest[kind] = _LatestWait(self._last, began, ended)
         wait.ended = max(wait.ended, ended)
         return wait
 

@@ -40,7 +40,7 @@ class Unions:
     """
 
     def __init__(self, sets: Sequence[int], most_bytes: int) -> None:
-        self._groups = [_Group(sets[start : start + 8]) for start in range(0, len(sets), 8)]
+        self._groups = [_UnionCache(sets[start : start + 8]) for start in range(0, len(sets), 8)]
         self._most = most_bytes
         self._size = max((each.bit_length() for each in sets), default=0) // 8 + 100
 
@@ -56,7 +56,7 @@ class Unions:
         return united
 
 
-class _Group(dict[int, int]):
+class _UnionCache(dict[int, int]):
     """The cached unions of up to eight sets; the key has bit `n` set if set `n` is chosen."""
 
     __slots__ = ("_sets",)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
 from attrs import field, frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._contract.records import AGE_BANDS, OPEN_AGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,23 +89,10 @@ Profile: TypeAlias = Mapping[int, Value | Iterable[Value]]
 Known: TypeAlias = int | str | frozenset[int]
 """An answer in normal form: years of age, a plain postal code, or a set of answer IDs."""
 
-AGE_ANSWERS: Final[Bands] = {
-    2006351: (13, 17),
-    2006352: (18, 24),
-    2006353: (25, 29),
-    2006354: (30, 34),
-    2006355: (35, 39),
-    2006356: (40, 44),
-    2006357: (45, 49),
-    2006358: (50, 54),
-    2006359: (55, 59),
-    2006360: (60, 64),
-    2006361: (65, 99),
-}
+AGE_ANSWERS: Final[Bands] = AGE_BANDS
 """The answer IDs of the age question 1001538, as an operator publishes them for all cultures. Other ranges come
 in AnswerValues. Replace them with `QuestionKinds.with_age`."""
 
-OPEN_END: Final = 99
 OLDEST: Final = 150
 _DIGITS: Final = 19
 
@@ -403,7 +391,7 @@ def _spans(row: QuestionAndAnswers, kinds: QuestionKinds, note: Callable[[str], 
 
 def _open_ended(first: int, last: int) -> Span:
     # A last year of 99 or more means "and over", so that a member aged 104 fits the span 65-99.
-    return first, _NO_END if last >= OPEN_END else last
+    return first, _NO_END if last >= OPEN_AGE else last
 
 
 def _prefixes(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset[str]:

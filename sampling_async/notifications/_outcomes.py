@@ -296,9 +296,9 @@ class OutcomeLedger:
 
     def read_funnel(self) -> list[QuotaFunnel]:
         """Return what `funnel` returns, in this thread."""
-        counts: dict[tuple[int, int, int | None], _Counts] = {}
+        counts: dict[tuple[int, int, int | None], _QuotaCounts] = {}
         for row in self.read_rows():
-            counts.setdefault((row.survey_id, row.wave_id, row.quota_id), _Counts()).add(row)
+            counts.setdefault((row.survey_id, row.wave_id, row.quota_id), _QuotaCounts()).add(row)
         ordered = sorted(counts, key=lambda place: (place[0], place[1], place[2] or 0))
         return [counts[place].funnel(*place) for place in ordered]
 
@@ -393,7 +393,7 @@ class _InviteAccount:
         return outcome
 
 
-class _Counts:
+class _QuotaCounts:
     """The counts of a quota, while its rows are read."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sampling_async._contract.records import Participation
+    from sampling_async._contract.records import AGE_BANDS, Participation
     from sampling_async.simulator._clock import Latency, VirtualClock
     from sampling_async.simulator._fault_files import read_faults
     from sampling_async.simulator._faults import Fault, FaultPlan
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         generate_members,
     )
     from sampling_async.simulator._outbox import Notifying, Outbox, Posting
-    from sampling_async.simulator._questions import AGE_BANDS
     from sampling_async.simulator._service import SimulatedPanel
     from sampling_async.simulator._simulator import Simulator
     from sampling_async.simulator._transport import SimulatorTransport
@@ -62,7 +61,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "AGE_BANDS": "_questions",
+    "AGE_BANDS": "_members",
     "Fault": "_faults",
     "FaultPlan": "_faults",
     "Latency": "_clock",

@@ -20,17 +20,16 @@ from sampling_async import (
     Survey,
     SurveyWaveExclusion,
 )
+from sampling_async._contract.records import AGE_BANDS, OPEN_AGE
 from sampling_async.simulator._members import QUALIFIED, QUOTA_FULL, STARTED, TERMINATED
 from sampling_async.simulator._questions import (
     AGE,
-    AGE_BANDS,
     DMA,
     EXPOSED_POSTAL_CODES,
     FEMALE,
     GENDER,
     MALE,
     MSA,
-    OPEN_END,
     POSTAL_CODE,
     REGION,
     REGION_ANSWERS,
@@ -50,12 +49,12 @@ Layout: TypeAlias = tuple[Conditions, ...]
 """The conditions of the sub-quotas of one layer."""
 
 _AGE_BORDERS: Final = (
-    (18, 25, 35, 45, 55, 65, OPEN_END + 1),
-    (18, 35, 50, OPEN_END + 1),
-    (18, 35, 55, OPEN_END + 1),
+    (18, 25, 35, 45, 55, 65, OPEN_AGE + 1),
+    (18, 35, 50, OPEN_AGE + 1),
+    (18, 35, 55, OPEN_AGE + 1),
     (16, 30, 40, 56, 75),
     (18, 45, 65),
-    (18, 50, OPEN_END + 1),
+    (18, 50, OPEN_AGE + 1),
 )
 _KINDS: Final = {
     "gender_age": 32,

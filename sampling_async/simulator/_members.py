@@ -25,16 +25,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from attrs import field, frozen
 
-from sampling_async._contract.records import Participation
+from sampling_async._contract.records import AGE_BANDS, OPEN_AGE, Participation
 from sampling_async.simulator._questions import (
     AGE,
-    AGE_BANDS,
     DMA,
     FEMALE,
     GENDER,
     MALE,
     MSA,
-    OPEN_END,
     POSTAL_CODE,
     REGION,
     Area,
@@ -138,7 +136,7 @@ def _age_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
 
     def test(answer: ProfileAnswer) -> bool:
         return isinstance(answer, int) and any(
-            low <= answer and (answer <= high or high >= OPEN_END) for low, high in spans
+            low <= answer and (answer <= high or high >= OPEN_AGE) for low, high in spans
         )
 
     return test

@@ -21,24 +21,6 @@ REGION: Final = 1003001
 FEMALE: Final = 2000246
 MALE: Final = 2000247
 
-OPEN_END: Final = 99
-"""An age range that ends here or above has no upper limit."""
-
-AGE_BANDS: Final = {
-    2006351: (13, 17),
-    2006352: (18, 24),
-    2006353: (25, 29),
-    2006354: (30, 34),
-    2006355: (35, 39),
-    2006356: (40, 44),
-    2006357: (45, 49),
-    2006358: (50, 54),
-    2006359: (55, 59),
-    2006360: (60, 64),
-    2006361: (65, OPEN_END),
-}
-"""The published age bands of the answer IDs of the age question: first and last year."""
-
 REGION_ANSWERS: Final = (2003001, 2003002, 2003003, 2003004)
 EXPOSED_POSTAL_CODES: Final = 1000
 """The number of postal codes of a list that Get Quotas exposes: the first ones."""

@@ -96,7 +96,7 @@ class SimulatorTransport(httpx.AsyncBaseTransport):
         # A socket would let other tasks run here, and deliver a cancellation.
         await anyio.lowlevel.checkpoint()
         patience = request.extensions.get("timeout", {}).get("read")
-        line = _Line(self._app, patience=patience)
+        line = _Exchange(self._app, patience=patience)
         response = await httpx.ASGITransport(line).handle_async_request(request)
         if line.error is None:
             return response
@@ -106,7 +106,7 @@ class SimulatorTransport(httpx.AsyncBaseTransport):
         return httpx.Response(response.status_code, headers=response.headers, stream=stream)
 
 
-class _Line:
+class _Exchange:
     """One exchange: to the application it is the connection, to httpx's transport it is the application."""
 
     def __init__(self, app: ASGIApp, *, patience: float | None) -> None:

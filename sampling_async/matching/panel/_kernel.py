@@ -196,7 +196,7 @@ class _OnDevice:
         yield self._places, packed(np.array([~is_known | np.isin(device, each) for each in self._device_types]))
 
 
-class _Listed:
+class _ListFilling:
     def __init__(self, quotas: Sequence[int], places: NDArray[np.intp]) -> None:
         self._quotas, self._places = quotas, places
 
@@ -347,7 +347,7 @@ class Kernel:
                 size = len(self.plan.source.classes[question_id])
                 yield _LookedUp(question_id, self._places.get(question_id), of, size, at)
             else:
-                yield _OnDevice(of, at) if how == "device" else _Listed(of, at)
+                yield _OnDevice(of, at) if how == "device" else _ListFilling(of, at)
 
 
 class _Room:

@@ -247,7 +247,7 @@ class PanelPlan:
 
     def __init__(self, source: CompactInventory, columns: PanelColumns) -> None:
         self.source, self.columns = source, columns
-        planning = _Planning(source, columns)
+        planning = _PlanBuilder(source, columns)
         quotas = [planning.quota(each) for each in source.quotas()]
         arranged = planning.rows.arranged({part for pair in quotas for row in pair for part in row})
         self.given = arranged.given
@@ -292,7 +292,7 @@ class _Crossed(NamedTuple):
         return (each for asked, _ in self.sub_quotas for each in asked)
 
 
-class _Planning:
+class _PlanBuilder:
     """The state while a plan is made: its rows so far, and caches of combinations made before."""
 
     def __init__(self, source: CompactInventory, columns: PanelColumns) -> None:
