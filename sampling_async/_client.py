@@ -32,7 +32,6 @@ from sampling_async._contract.checks import (
     whole_number,
 )
 from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
-from sampling_async._contract.exchange import Track
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.codec import warm_up
@@ -55,6 +54,7 @@ from sampling_async._wire.address import (
 from sampling_async._wire.bodies import BodyLimits
 from sampling_async._wire.session import Session, checked_transport
 from sampling_async._wire.timeouts import Timeouts
+from sampling_async._wire.track import Track
 from sampling_async._wire.trust import checked_context, context_of_files
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import pytest
 from sampling_async import BadRequestError, ClientClosedError, InviteOutcome, SamplingError
 from sampling_async._bulk.job import Answered, Job, failed, interrupted
 from sampling_async._contract.errors import delivered
-from sampling_async._contract.exchange import Track
 from sampling_async._protocol.requests import Chunk
+from sampling_async._wire.track import Track
 
 
 def begun(job: Job):

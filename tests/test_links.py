@@ -13,8 +13,8 @@ import wire
 
 from sampling_async import DecodeError, InviteRequest, SamplingClient
 from sampling_async._calls.call import InviteOwners
-from sampling_async._contract.exchange import Track
 from sampling_async._protocol import requests
+from sampling_async._wire.track import Track
 
 
 def test_a_link_belongs_to_the_first_member_that_got_it():

@@ -40,11 +40,11 @@ from sampling_async import (
     TransportTimeoutError,
     UnexpectedStatusError,
 )
-from sampling_async._contract.exchange import Track
 from sampling_async._protocol.requests import get_settings
 from sampling_async._wire import bodies as _bodies
 from sampling_async._wire import session as _session
 from sampling_async._wire.bodies import LimitedBody
+from sampling_async._wire.track import Track
 
 ONCE = RetryPolicy(max_attempts=1)
 

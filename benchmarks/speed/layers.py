@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from peers.aiohttp_msgspec import AiohttpClient
 
-from sampling_async._contract.exchange import Track
 from sampling_async._pacing.gate import Permit
 from sampling_async._pacing.turns import Lane
 from sampling_async._protocol.requests import bulk_invite
+from sampling_async._wire.track import Track
 from speed.canned_server import canned_service
 from speed.measuring import Measured, Spread, Table, Watch, interleaved, microseconds, ratio
 from speed.ours import OurClient

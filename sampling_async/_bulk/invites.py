@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from sampling_async._bulk.job import EarlierOutcomes, Job
     from sampling_async._calls.call import Caller
     from sampling_async._calls.reports import Hooks
-    from sampling_async._contract.exchange import Track
     from sampling_async._contract.timing import Timeline
     from sampling_async._journal.run import Recorder, Replay
     from sampling_async._pacing.gate import Permit
     from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.results import InviteOutcome
+    from sampling_async._wire.track import Track
 
 # Halving finds one bad ID among 100 with 14 requests: two for each of the sizes 50, 25, 13, 7, 4, 2 and 1.
 _MOST_PARTS: Final = 16

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from sampling_async._calls.reports import MOST_ATTEMPTS
 from sampling_async._contract.errors import SamplingError, ServiceError, delivered
-from sampling_async._contract.exchange import Track
 from sampling_async._contract.structs import value
 from sampling_async._protocol.bulk_reply import BulkReply
 from sampling_async._protocol.requests import Chunk
 from sampling_async._protocol.results import Failed, Listed
+from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

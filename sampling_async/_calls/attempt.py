@@ -21,13 +21,14 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import Reply, Track
+from sampling_async._contract.exchange import Reply
 from sampling_async._contract.statuses import OK
 from sampling_async._contract.timing import CONNECT, DECODE
 from sampling_async._pacing.outage import Away
 from sampling_async._pacing.sketch import Sketch
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.refusals import disguised_refusal, refusal
+from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,9 +19,10 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import MAX_RETRY_AFTER, Track
+from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.statuses import TOO_MANY
 from sampling_async._contract.timing import BACKOFF, HOLD, PERMIT, explain
+from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

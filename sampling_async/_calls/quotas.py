@@ -9,13 +9,14 @@ import anyio
 import anyio.lowlevel
 from attrs import evolve, frozen
 
-from sampling_async._contract.exchange import Reply, Track
+from sampling_async._contract.exchange import Reply
 from sampling_async._contract.records import Quotas, leave_out
 from sampling_async._contract.statuses import NOT_MODIFIED, OK
 from sampling_async._contract.timing import BODY, DECODE
 from sampling_async._json.fast import KnownSurveys
 from sampling_async._json.inventory import Inventory
 from sampling_async._pacing.gc_pauses import defer_full_gc
+from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

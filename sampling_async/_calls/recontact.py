@@ -9,10 +9,10 @@ from attrs import evolve
 
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import PagingError
-from sampling_async._contract.exchange import Track
 from sampling_async._contract.timing import explain
 from sampling_async._pacing.background import ReadAhead
 from sampling_async._protocol.requests import cursor_of, quota_id_of, recontact_members
+from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator

@@ -25,7 +25,8 @@ from sampling_async._contract.timing import STAGES, Timeline, Timing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sampling_async._contract.exchange import Call, Reply, Track
+    from sampling_async._contract.exchange import Call, Reply
+    from sampling_async._wire.track import Track
 
 instrumented: Any = None
 """The `Telemetry` of clients that are given none, if an instrumentor has set one."""

@@ -11,6 +11,7 @@ two lines. A separate counter would then stay wrong until the client is closed.
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -202,10 +203,11 @@ class Gate:
                     if not self.waiting and self._has_place(kind):
                         self.grant(permit)
                         continue
-                    waiter = self._queue(permit)
-                    # `_queue` grants the permit itself if it is its turn: then no event and no wait are needed.
+                    waiter = self._turns.join(permit.lane, partial(self.grant, permit))
+                    self.serve()
+                    # If it was this permit's turn, it is held now: then no event and no wait are needed.
                     if not permit.is_held:
-                        await self._turn_of(waiter)
+                        await self._turn_of(permit, waiter)
                 elif (wait := min(longest, kind.pace.wait(self.clock()))) and not self._is_closed:
                     if not kind.pace.is_measured and wait > (most := self._longest_guess(permit)):
                         wait, longest = most, 0.0
@@ -296,26 +298,20 @@ class Gate:
             kind.stale = set(kind.held)
             kind.adaptive.start_again()
 
-    def _queue(self, permit: Permit) -> Waiter:
-        """Add a permit to its lane's queue. It may be granted at once."""
-        waiter = self._turns.join(permit)
-        self.serve()
-        return waiter
-
-    async def _turn_of(self, waiter: Waiter) -> None:
-        waiter.turn_came, waiter.permit.waiter = OneShotEvent(), waiter
+    async def _turn_of(self, permit: Permit, waiter: Waiter) -> None:
+        waiter.turn_came, permit.waiter = OneShotEvent(), waiter
         self.waiting += 1
         try:
             await waiter.turn_came.wait()
         except BaseException:
             waiter.gave_up = True
-            # `_grant_first` may have granted the permit in the moment of the cancellation. Without this
-            # release, nobody would hold it, and one place less would be left for all others.
-            waiter.permit.release()
+            # `serve` may have granted the permit in the moment of the cancellation. Without this release,
+            # nobody would hold it, and one place less would be left for all others.
+            permit.release()
             raise
         finally:
             self.waiting -= 1
-            waiter.permit.waiter = None  # they refer to each other, and would stay until a garbage collection
+            permit.waiter = None  # they refer to each other, and would stay until a garbage collection
 
     def grant(self, permit: Permit) -> None:
         """Mark a permit as held, and note the state of the gate at this moment."""
@@ -339,7 +335,7 @@ class Gate:
         while len(self._held) < self.maximum and (lane := self._turns.next()) is not None:
             waiter = lane.leave()
             self._turns.count(lane)
-            self.grant(waiter.permit)
+            waiter.grant()
             waiter.wake()
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final
 from sampling_async._pacing.limit import AdaptiveLimit, Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from sampling_async._pacing.gate import Permit
     from sampling_async._pacing.loops import OneShotEvent
 
 _KEPT: Final = 256
@@ -101,12 +100,12 @@ class Lane:
 
 
 class Waiter:
-    """A task that waits for a permit."""
+    """A task that waits for a permit. `grant` grants it."""
 
-    __slots__ = ("came", "gave_up", "permit", "turn_came")
+    __slots__ = ("came", "gave_up", "grant", "turn_came")
 
-    def __init__(self, permit: Permit, came: int) -> None:
-        self.permit = permit
+    def __init__(self, grant: Callable[[], object], came: int) -> None:
+        self.grant = grant
         self.came = came  # a serial number: lower is earlier
         self.turn_came: OneShotEvent | None = None  # created only if the task has to wait
         self.gave_up = False
@@ -152,8 +151,8 @@ class WorkKind:
     def __init__(self, name: str, maximum: int) -> None:
         self.adaptive = AdaptiveLimit(maximum)
         self.pace = Pace()
-        self.held: set[Permit] = set()
-        self.stale: set[Permit] = set()
+        self.held: set[object] = set()
+        self.stale: set[object] = set()
         self.interactive = Lane(name)
         self.lanes: list[tuple[float, int, Lane]] = []
         self.held_until = -inf
@@ -188,11 +187,11 @@ class FairQueue:
         self._now = 0.0  # the turn of the lane that was served last: the clock of the turns
         self._joined = count()
 
-    def join(self, permit: Permit) -> Waiter:
-        """Add a permit to its lane's queue."""
-        waiter = Waiter(permit, next(self._joined))
-        permit.lane.join(waiter)
-        self._put_in_line(permit.lane)
+    def join(self, lane: Lane, grant: Callable[[], object]) -> Waiter:
+        """Add a waiter to the queue of a lane."""
+        waiter = Waiter(grant, next(self._joined))
+        lane.join(waiter)
+        self._put_in_line(lane)
         return waiter
 
     def lanes(self) -> Iterator[Lane]:

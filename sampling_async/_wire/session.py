@@ -29,7 +29,7 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
     is_test_failure,
 )
-from sampling_async._contract.exchange import Call, Reply, Track
+from sampling_async._contract.exchange import Call, Reply
 from sampling_async._contract.statuses import OK
 from sampling_async._contract.timing import BODY, FIRST_BYTE
 from sampling_async._pacing.background import is_foreign_cancellation
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sampling_async._wire.address import Proxy, Secret
     from sampling_async._wire.engine import Engine
     from sampling_async._wire.timeouts import Timeouts
+    from sampling_async._wire.track import Track
 
 _KEY_HEADER: Final = "API_AUTH_KEY"
 

@@ -22,9 +22,9 @@ from kit import client_of
 from raising import Raising
 
 from sampling_async import OutagePolicy, SamplingError
-from sampling_async._contract.exchange import Track
 from sampling_async._pacing.outage import Away, Outage
 from sampling_async._protocol.requests import bulk_invite
+from sampling_async._wire.track import Track
 
 SENDING = {
     "_calls/call.py",
