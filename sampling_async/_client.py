@@ -22,7 +22,7 @@ from sampling_async._calls import reports
 from sampling_async._calls.call import Caller
 from sampling_async._calls.quotas import QuotasReader, SurveyStream
 from sampling_async._calls.recontact import PageReader, RecontactStream
-from sampling_async._calls.reports import Hooks
+from sampling_async._calls.reports import CallTrack, Hooks
 from sampling_async._calls.retry import RetryPolicy
 from sampling_async._contract.checks import (
     number_above_0,
@@ -54,7 +54,6 @@ from sampling_async._wire.address import (
 from sampling_async._wire.bodies import BodyLimits
 from sampling_async._wire.session import Session, checked_transport
 from sampling_async._wire.timeouts import Timeouts
-from sampling_async._wire.track import Track
 from sampling_async._wire.trust import checked_context, context_of_files
 
 if TYPE_CHECKING:
@@ -552,7 +551,7 @@ class SamplingClient:
             SamplingError: The call failed. With `delivery == "unknown"` an invite may exist.
         """
         call = requests.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
-        track, started = Track(), self._caller.clock()
+        track, started = CallTrack(), self._caller.clock()
 
         def check(invite: Invite) -> None:
             self._caller.hand(member_code, (invite.url,), call, track, path="$.URL", started=started)

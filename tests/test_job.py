@@ -6,9 +6,9 @@ import pytest
 
 from sampling_async import BadRequestError, ClientClosedError, InviteOutcome, SamplingError
 from sampling_async._bulk.job import Answered, Job, failed, interrupted
+from sampling_async._calls.reports import CallTrack
 from sampling_async._contract.errors import delivered
 from sampling_async._protocol.requests import Chunk
-from sampling_async._wire.track import Track
 
 
 def begun(job: Job):
@@ -95,10 +95,10 @@ def test_ids_of_no_part_are_not_sent():
 @pytest.mark.parametrize(
     ("track", "delivery"),
     [
-        (Track(), "not_sent"),
-        (Track(sent=True), "unknown"),
-        (Track(ambiguous=True), "unknown"),
-        (Track(sent=True, ambiguous=True), "unknown"),
+        (CallTrack(), "not_sent"),
+        (CallTrack(sent=True), "unknown"),
+        (CallTrack(ambiguous=True), "unknown"),
+        (CallTrack(sent=True, ambiguous=True), "unknown"),
     ],
 )
 def test_a_call_may_have_had_its_effect_if_any_attempt_was_sent(track, delivery):
@@ -108,7 +108,7 @@ def test_a_call_may_have_had_its_effect_if_any_attempt_was_sent(track, delivery)
 @pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("ambiguous", [True, False])
 def test_nothing_is_sent_for_a_call_whose_outcomes_are_known(is_told, ambiguous):
-    track = Track(outcomes_delivered=is_told, ambiguous=ambiguous)
+    track = CallTrack(outcomes_delivered=is_told, ambiguous=ambiguous)
     track.may_send(False)  # to say that nothing left is always allowed
     assert track.sent is False
     if not is_told:

@@ -13,8 +13,8 @@ import wire
 
 from sampling_async import DecodeError, InviteRequest, SamplingClient
 from sampling_async._calls.call import InviteOwners
+from sampling_async._calls.reports import CallTrack
 from sampling_async._protocol import requests
-from sampling_async._wire.track import Track
 
 
 def test_a_link_belongs_to_the_first_member_that_got_it():
@@ -92,7 +92,7 @@ async def test_a_single_invite_with_a_link_of_another_member_is_an_error():
 
 async def test_a_call_that_is_interrupted_after_a_link_of_another_member_may_have_had_its_effect():
     async with doubles.client(doubles.Service([])) as client:
-        call, track = requests.get_settings(doubles.PANEL), Track()
+        call, track = requests.get_settings(doubles.PANEL), CallTrack()
         client._caller.hand("m1", ["a"], call, track, path="$", started=0.0)
         assert track.delivery == "not_sent"
         with pytest.raises(DecodeError):

@@ -43,7 +43,7 @@ from sampling_async import (
 from sampling_async._protocol.requests import get_settings
 from sampling_async._wire import bodies as _bodies
 from sampling_async._wire import session as _session
-from sampling_async._wire.bodies import LimitedBody
+from sampling_async._wire.bodies import Head, LimitedBody, Request
 from sampling_async._wire.track import Track
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -87,10 +87,15 @@ async def test_the_key_goes_to_the_configured_origin_only():
         return httpx.Response(200)
 
     async with doubles.client(handler) as client:
-        http = client._session._http
-        for url in ("https://service.example/a", "https://service.example:444/", "http://service.example/"):
-            await http.get(url)
-        await http.get("https://other.example/")
+        for url in (
+            "https://service.example/a",
+            "https://service.example:444/",
+            "http://service.example/",
+            "https://other.example/",
+        ):
+            head, extensions = Head(httpx.Headers()), {"sent": bool, "enter": bool, "timeout": {}}
+            request = Request("GET", httpx.URL(url), b"/", head=head, body=b"", extensions=extensions)
+            await client._session._http.send(request)
     key = doubles.KEY
     assert [value for _, value in seen] == [key, None, None, None]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from peers.aiohttp_msgspec import AiohttpClient
 
+from sampling_async._calls.reports import CallTrack
 from sampling_async._pacing.gate import Permit
 from sampling_async._pacing.turns import Lane
 from sampling_async._protocol.requests import bulk_invite
-from sampling_async._wire.track import Track
 from speed.canned_server import canned_service
 from speed.measuring import Measured, Spread, Table, Watch, interleaved, microseconds, ratio
 from speed.ours import OurClient
@@ -65,7 +65,7 @@ class Layers(OurClient):
             self._call(call.read.args[1][0])  # type: ignore[attr-defined]
 
         async def exchange(call: Call[Any]) -> None:
-            made = self._session._request(call, Track(), inf)  # noqa: SLF001
+            made = self._session._request(call, CallTrack(), inf)  # noqa: SLF001
             response = await self._session._http.send(made, stream=True)  # noqa: SLF001
             async for _ in response.extensions["body"]:
                 pass
@@ -74,17 +74,17 @@ class Layers(OurClient):
 
         # From here on, what reads a response also gives its connection back.
         async def attempt(call: Call[Any]) -> None:
-            track = Track()
+            track = CallTrack()
             await self._session.attempt(call, track)
             track.release_connection()
 
         async def items(call: Call[Any]) -> None:
-            track = Track()
+            track = CallTrack()
             call.read((await self._session.attempt(call, track)).body)
             track.release_connection()
 
         async def calls(call: Call[Any]) -> None:
-            permit, track = Permit(client._gate, self._lane), Track()  # noqa: SLF001
+            permit, track = Permit(client._gate, self._lane), CallTrack()  # noqa: SLF001
             await client._caller.run(call, permit, track)  # noqa: SLF001
             track.release_connection()
             permit.release()

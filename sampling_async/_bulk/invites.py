@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from sampling_async._bulk.asked import AskedPairs
     from sampling_async._bulk.job import EarlierOutcomes, Job
     from sampling_async._calls.call import Caller
-    from sampling_async._calls.reports import Hooks
+    from sampling_async._calls.reports import CallTrack, Hooks
     from sampling_async._contract.timing import Timeline
     from sampling_async._journal.run import Recorder, Replay
     from sampling_async._pacing.gate import Permit
     from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.results import InviteOutcome
-    from sampling_async._wire.track import Track
 
 # Halving finds one bad ID among 100 with 14 requests: two for each of the sizes 50, 25, 13, 7, 4, 2 and 1.
 _MOST_PARTS: Final = 16
@@ -333,7 +332,7 @@ class Inviter:
             return False
         return error.retry_after is None and error.attempts > 1 and others_answered
 
-    async def _request(self, chunk: Chunk, permit: Permit, track: Track) -> Answered:
+    async def _request(self, chunk: Chunk, permit: Permit, track: CallTrack) -> Answered:
         call, started = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids), self._caller.clock()
         try:
             answer = await self._caller.run(call, permit, track)
@@ -364,7 +363,7 @@ class Inviter:
             self._stopped_by.attempts, self._stopped_by.elapsed, self._stopped_by.timing = 0, 0.0, None
 
 
-def _of_a_mock(exc: BaseException, track: Track) -> TransportError:
+def _of_a_mock(exc: BaseException, track: CallTrack) -> TransportError:
     error = TransportError(
         f"the transport raised {type(exc).__name__}", endpoint="bulk_invite", delivery=track.delivery
     )

@@ -1,7 +1,7 @@
 """A job: one chunk, with everything that is known about it at any moment.
 
 A job can end at any line, by a cancellation or because a signal handler raises. So everything is noted in the
-job before it happens: the chunk and its `Track` are in place before anything is sent. `Job.account` then gives
+job before it happens: the chunk and its track are in place before anything is sent. `Job.account` then gives
 correct outcomes at any moment.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, Self
 
-from sampling_async._calls.reports import MOST_ATTEMPTS
+from sampling_async._calls.reports import MOST_ATTEMPTS, CallTrack
 from sampling_async._contract.errors import SamplingError, ServiceError, delivered
 from sampling_async._contract.structs import value
 from sampling_async._protocol.bulk_reply import BulkReply
 from sampling_async._protocol.requests import Chunk
 from sampling_async._protocol.results import Failed, Listed
-from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,7 +100,7 @@ class Job:
         self.taken = 0
         self._known: tuple[Answered, ...] = ()
         self._part: Chunk | None = None
-        self._track: Track | None = None  # of that part
+        self._track: CallTrack | None = None  # of that part
         self._is_delivered = False
         self.timeline: Timeline | None = None
         # Both of the parts before the latest one.
@@ -112,17 +111,17 @@ class Job:
         state = "answered" if self.answered else "in flight" if self._part else "not sent"
         return f"<Job of {len(self.chunk.quota_ids)} quota IDs: {state}>"
 
-    def begin(self, part: Chunk, *, is_explained: bool, fan_out: object) -> Track:
-        """Note that a part of the chunk is sent next. Return the `Track` that records whether bytes left.
+    def begin(self, part: Chunk, *, is_explained: bool, fan_out: object) -> CallTrack:
+        """Note that a part of the chunk is sent next. Return the track that records whether bytes left.
 
         Args:
             part: The part.
-            is_explained: See `Track`.
+            is_explained: See `CallTrack`.
             fan_out: Likewise.
         """
         self._attempts, self._ended = self.attempts, self.ended
         ambiguous = part.asked_before
-        track = Track(
+        track = CallTrack(
             ambiguous=ambiguous,
             outcomes_delivered=self._is_delivered,
             is_explained=is_explained,
@@ -148,7 +147,7 @@ class Job:
         self._known += (answered,)
 
     def account(self) -> Answered:
-        """Return the outcomes as known now: a part in flight as its `Track` says, the rest `not_sent`."""
+        """Return the outcomes as known now: a part in flight as its track says, the rest `not_sent`."""
         if self.answered is not None:
             return self.answered
         if self.repetition is not None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
-    from sampling_async._calls.reports import Hooks
+    from sampling_async._calls.reports import CallTrack, Hooks
     from sampling_async._contract.exchange import Call
     from sampling_async._pacing.gate import Gate, Permit
     from sampling_async._pacing.outage import Outage
@@ -155,7 +155,7 @@ class Attempts:
         self.ended = self.failed = 0
 
     async def make(
-        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
+        self, call: Call[T], permit: Permit, track: CallTrack, read: BodyReader | None
     ) -> T | SamplingError:
         """Make one attempt under a permit, and decode the response.
 
@@ -208,7 +208,7 @@ class Attempts:
     def _end(
         self,
         call: Call[Any],
-        track: Track,
+        track: CallTrack,
         answer: Reply | SamplingError | None,
         error: BaseException | None,
         *,
@@ -227,7 +227,7 @@ class Attempts:
             self._hooks.attempt_ended(call, track, answer, error, seconds=seconds, before=before)
 
     async def _answer(
-        self, call: Call[T], permit: Permit, track: Track, read: BodyReader | None
+        self, call: Call[T], permit: Permit, track: CallTrack, read: BodyReader | None
     ) -> Reply | SamplingError:
         try:
             reply = await self._session.attempt(call, track, permit.remaining, read)
@@ -276,7 +276,7 @@ class Attempts:
     def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()
 
-    def _log(self, call: Call[Any], track: Track, seconds: float, answer: object) -> None:
+    def _log(self, call: Call[Any], track: CallTrack, seconds: float, answer: object) -> None:
         """Log the result of an attempt by the endpoint's name, never with a URL or a member code."""
         if not logger.isEnabledFor(logging.DEBUG):
             return

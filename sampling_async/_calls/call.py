@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async._calls.attempt import Attempts, Feedback
+from sampling_async._calls.reports import CallTrack
 from sampling_async._calls.retry import RetryBudget, RetryPolicy, is_refused_for_load, may_have_worked
 from sampling_async._contract.errors import (
     BadRequestError,
@@ -22,7 +23,6 @@ from sampling_async._contract.errors import (
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.statuses import TOO_MANY
 from sampling_async._contract.timing import BACKOFF, HOLD, PERMIT, explain
-from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -132,7 +132,7 @@ class Caller:
         self,
         call: Call[T],
         permit: Permit,
-        track: Track | None = None,
+        track: CallTrack | None = None,
         read: BodyReader | None = None,
         check: Callable[[T], object] | None = None,
     ) -> T:
@@ -148,7 +148,7 @@ class Caller:
         Raises:
             SamplingError: The call failed, or the check did.
         """
-        track = track or Track()
+        track = track or CallTrack()
         try:
             answer = await self.run(call, permit, track, read)
             if check is not None:
@@ -164,7 +164,7 @@ class Caller:
         return answer
 
     def ended(
-        self, call: Call[Any], permit: Permit, track: Track, error: BaseException | None = None
+        self, call: Call[Any], permit: Permit, track: CallTrack, error: BaseException | None = None
     ) -> Timing:
         """Report a call that has ended, and return where its time went; its error gets that too."""
         at_end, track.at_end = track.at_end, None
@@ -176,7 +176,7 @@ class Caller:
         self._report(call, permit, track, error)
         return timing
 
-    def _report(self, call: Call[Any], permit: Permit, track: Track, error: BaseException | None) -> None:
+    def _report(self, call: Call[Any], permit: Permit, track: CallTrack, error: BaseException | None) -> None:
         if self.hooks is None:
             return
         delivery: Delivery = "answered" if error is None else track.delivery
@@ -201,7 +201,7 @@ class Caller:
         )
 
     async def run(
-        self, call: Call[T], permit: Permit, track: Track | None = None, read: BodyReader | None = None
+        self, call: Call[T], permit: Permit, track: CallTrack | None = None, read: BodyReader | None = None
     ) -> T:
         """Make a call, repeat it as the policy allows, and return its decoded response.
 
@@ -218,7 +218,7 @@ class Caller:
         Raises:
             SamplingError: The last failure, with what is known about all attempts.
         """
-        track = track or Track()
+        track = track or CallTrack()
         track.timeline = permit.timeline
         started = self.clock()
         failures: list[SamplingError] = []
@@ -331,7 +331,7 @@ class Caller:
         member_code: str,
         links: Sequence[str],
         call: Call[Any],
-        track: Track,
+        track: CallTrack,
         *,
         path: str,
         started: float,
@@ -357,7 +357,9 @@ class Caller:
         """Return the seconds that one attempt of a call without quota IDs may take from start to end."""
         return self._session.timeouts.wall_limit(call.endpoint)
 
-    async def go_on(self, call: Call[Any], track: Track, run: Callable[[], Awaitable[T]], seconds: float) -> T:
+    async def go_on(
+        self, call: Call[Any], track: CallTrack, run: Callable[[], Awaitable[T]], seconds: float
+    ) -> T:
         """Read the next part of a response whose first part the caller has already.
 
         Raises:
@@ -395,7 +397,7 @@ class Caller:
         late.retry_after = permit.held_for or None
         return late
 
-    def _note(self, error: SamplingError, call: Call[Any], track: Track, started: float) -> None:
+    def _note(self, error: SamplingError, call: Call[Any], track: CallTrack, started: float) -> None:
         """Add the call's state so far to an error, and apply the hold that the service asks for."""
         error.endpoint = call.endpoint
         error.attempts = track.attempts

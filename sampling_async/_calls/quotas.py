@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 from attrs import evolve, frozen
 
+from sampling_async._calls.reports import CallTrack
 from sampling_async._contract.exchange import Reply
 from sampling_async._contract.records import Quotas, leave_out
 from sampling_async._contract.statuses import NOT_MODIFIED, OK
@@ -16,7 +17,6 @@ from sampling_async._contract.timing import BODY, DECODE
 from sampling_async._json.fast import KnownSurveys
 from sampling_async._json.inventory import Inventory
 from sampling_async._pacing.gc_pauses import defer_full_gc
-from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,7 +179,7 @@ class SurveyStream:
         self._caller = caller
         self._call = call
         self._permit = permit
-        self._track = Track()
+        self._track = CallTrack()
         self._reading: _Reading | None = None
         self._has_ended = False
         self._seconds = 0.0

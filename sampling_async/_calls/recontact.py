@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Self, SupportsIndex
 
 from attrs import evolve
 
+from sampling_async._calls.reports import CallTrack
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import PagingError
 from sampling_async._contract.timing import explain
 from sampling_async._pacing.background import ReadAhead
 from sampling_async._protocol.requests import cursor_of, quota_id_of, recontact_members
-from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -67,7 +67,7 @@ class PageReader:
         call = recontact_members(
             self._panel_guid, self._quota_id, max_results=self._max_results, after=self._cursor.after
         )
-        track, rest = Track(), list["RecontactMembers"]()
+        track, rest = CallTrack(), list["RecontactMembers"]()
         try:
             page = await self._caller.call(
                 call, self._permit(), track, check=lambda page: rest.append(self._cursor.advance(page))

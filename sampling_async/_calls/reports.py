@@ -11,7 +11,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from anyio import get_cancelled_exc_class
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from sampling_async._contract.errors import (
     Delivery,
@@ -21,12 +21,12 @@ from sampling_async._contract.errors import (
     ServiceError,
 )
 from sampling_async._contract.timing import STAGES, Timeline, Timing
+from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sampling_async._contract.exchange import Call, Reply
-    from sampling_async._wire.track import Track
 
 instrumented: Any = None
 """The `Telemetry` of clients that are given none, if an instrumentor has set one."""
@@ -34,6 +34,23 @@ instrumented: Any = None
 MOST_ATTEMPTS: Final = 32  # in the report of a call: a chunk may go back into its lane for minutes
 
 logger: Final = logging.getLogger("sampling_async.calls")
+
+
+@define
+class CallTrack(Track):
+    """What is known of a running call, with what its reports need.
+
+    Attributes:
+        ended: Its attempts that have ended, if they are explained and anybody watches the client.
+        is_explained: Whether somebody may ask for a report of these attempts.
+        at_end: Called with the error or None when the attempt whose response goes on has ended.
+        fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
+    """
+
+    ended: tuple[Ended, ...] = field(default=(), repr=False)
+    is_explained: bool = True
+    at_end: Callable[[BaseException | None], None] | None = field(default=None, repr=False)
+    fan_out: object = field(default=None, repr=False)
 
 
 @frozen(kw_only=True)
@@ -196,7 +213,7 @@ class Hooks:
     def attempt_ended(
         self,
         call: Call[Any],
-        track: Track,
+        track: CallTrack,
         answer: Reply | SamplingError | None,
         error: BaseException | None,
         *,

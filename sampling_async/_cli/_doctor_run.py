@@ -22,7 +22,7 @@ from sampling_async._cli._connection import first_in_pem, validity_of
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse
 from sampling_async._protocol.requests import get_settings
 from sampling_async._wire.address import Proxy, Secret
-from sampling_async._wire.bodies import LimitedBody, RequestBody
+from sampling_async._wire.bodies import Head, LimitedBody, Request
 from sampling_async._wire.connection import CONNECTING
 from sampling_async._wire.engine import Engine
 from sampling_async._wire.failures import Refusal, translated
@@ -243,16 +243,18 @@ class DoctorRun:
     ) -> tuple[httpx.Response, bytes]:
         options = self._options
         path = options.base_url.raw_path.decode("ascii").rstrip("/")
-        request = httpx.Request(
+        headers = {
+            "Host": options.base_url.netloc.decode("ascii"),
+            "Accept": "application/json",
+            "Accept-Encoding": "gzip",
+            "User-Agent": f"sampling-async/{__version__}",
+        }
+        request = Request(
             "GET",
-            options.base_url.copy_with(raw_path=f"{path}{get_settings(options.panel_guid).target}".encode()),
-            headers={
-                "Host": options.base_url.netloc.decode("ascii"),
-                "Accept": "application/json",
-                "Accept-Encoding": "gzip",
-                "User-Agent": f"sampling-async/{__version__}",
-            },
-            stream=RequestBody(b""),
+            options.base_url,
+            f"{path}{get_settings(options.panel_guid).target}".encode(),
+            head=Head(httpx.Headers(headers)),
+            body=b"",
             extensions={
                 "timeout": {"connect": CONNECT_SECONDS, "write": CONNECT_SECONDS, "read": options.read_seconds},
                 "sent": sent.append,

@@ -73,6 +73,7 @@ class Request(httpx.Request):
         origin: Any URL of the service.
         target: Path and query, as they are sent. httpx parses them, into `url`, only if they are read.
         lines: The headers as lines of HTTP/1.1.
+        body: The body.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Request(httpx.Request):
         self.headers = head.headers
         self.lines = head.lines
         self.extensions = extensions
+        self.body = body
         self.stream = RequestBody(body)
 
     def __getattr__(self, name: str) -> httpx.URL:
@@ -99,21 +101,6 @@ class Request(httpx.Request):
             raise AttributeError(name)
         self.url = self.origin.copy_with(raw_path=self.target)
         return self.url
-
-
-def origin_of(request: httpx.Request) -> httpx.URL:
-    """Return a URL with the origin of a request."""
-    return request.origin if isinstance(request, Request) else request.url
-
-
-def target_of(request: httpx.Request) -> bytes:
-    """Return the path and query of a request."""
-    return request.target if isinstance(request, Request) else request.url.raw_path
-
-
-def lines_of(request: httpx.Request) -> bytes:
-    """Return the headers of a request as lines of HTTP/1.1."""
-    return request.lines if isinstance(request, Request) else Head(request.headers).lines
 
 
 class RequestBody(httpx.AsyncByteStream):

@@ -32,7 +32,6 @@ import httpx
 from sampling_async._contract.statuses import Meaning, statuses
 from sampling_async._contract.timing import BODY, FIRST_BYTE, SEND
 from sampling_async._pacing.loops import asyncio_loop
-from sampling_async._wire.bodies import RequestBody, lines_of, origin_of, target_of
 from sampling_async._wire.connection import CONNECTING, BodyStream, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
 from sampling_async._wire.lookups import Lookups
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sampling_async._wire.address import Proxy
+    from sampling_async._wire.bodies import Request
     from sampling_async._wire.http1 import ResponseParser
 
 _REMEMBERED: Final = 16
@@ -166,7 +166,7 @@ class Engine:
         """Return whether an error is a failed request, and not one that a signal handler raised."""
         return isinstance(exc, httpx.HTTPError) or is_of_the_system(exc)
 
-    async def exchange(self, request: httpx.Request, private: Mapping[str, str]) -> httpx.Response:
+    async def exchange(self, request: Request, private: Mapping[str, str]) -> httpx.Response:
         """Send a request and return its response, whose body is still to be read.
 
         Args:
@@ -178,7 +178,7 @@ class Engine:
         limits: Limits = request.extensions["timeout"]
         sent: Callable[[bool], None] = request.extensions["sent"]
         enter: Callable[[int], object] = request.extensions.get("enter", bool)
-        origin = origin_of(request)
+        origin = request.origin
         sent(False)
         is_fetched = self._proxy is not None and origin.scheme == "http"
         message = self._message_to_proxy(request, private) if is_fetched else _message(request, private)
@@ -206,9 +206,9 @@ class Engine:
             raise
         return Response(answer.status, BodyStream(connection, answer, limits["read"], self))
 
-    def _message_to_proxy(self, request: httpx.Request, private: Mapping[str, str]) -> bytes:
+    def _message_to_proxy(self, request: Request, private: Mapping[str, str]) -> bytes:
         assert self._proxy is not None
-        target = b"http://%b%b" % (origin_of(request).netloc, target_of(request))
+        target = b"http://%b%b" % (request.origin.netloc, request.target)
         return _message(request, {**private, **credentials_for(self._proxy)}, target)
 
     def _take_idle(self) -> Connection | None:
@@ -394,12 +394,11 @@ def _is_kept(answer: ResponseParser) -> bool:
     return any(b"keep-alive" in value.lower() for value in said)
 
 
-def _message(request: httpx.Request, private: Mapping[str, str], target: bytes | None = None) -> bytes:
-    assert isinstance(request.stream, RequestBody)
+def _message(request: Request, private: Mapping[str, str], target: bytes | None = None) -> bytes:
     return b"%b %b HTTP/1.1\r\n%b%b\r\n%b" % (
         request.method.encode("ascii"),
-        target or target_of(request),
-        lines_of(request),
+        target or request.target,
+        request.lines,
         "".join([f"{name}: {value}\r\n" for name, value in private.items()]).encode("ascii"),
-        request.stream.content,
+        request.body,
     )

@@ -36,7 +36,7 @@ from sampling_async._pacing.background import is_foreign_cancellation
 from sampling_async._pacing.blocks import Block, DeadlineScopes
 from sampling_async._pacing.loops import running_loop
 from sampling_async._version import __version__
-from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, Request, origin_of
+from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, Request
 from sampling_async._wire.failures import failure_of_test, translated, was_never_sent, way_of
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class Client(httpx.AsyncClient):
         # Set again: an agent may have wrapped the transport while `__init__` ran.
         self._transport = carrier
 
-    async def send(self, request: httpx.Request, **_: Any) -> httpx.Response:
-        """Send a request and return its response, whose body is still to be read."""
+    async def send(self, request: Any, **_: Any) -> httpx.Response:
+        """Send a `Request` and return its response, whose body is still to be read."""
         # Through this method and not `self._transport`, because respx patches it.
-        return await self._transport_for_url(origin_of(request)).handle_async_request(request)
+        return await self._transport_for_url(request.origin).handle_async_request(request)
 
 
 class Carrier(httpx.AsyncBaseTransport):
@@ -103,18 +103,16 @@ class Carrier(httpx.AsyncBaseTransport):
             return self._engine.may_have_raised(exc)
         return isinstance(exc, Exception)
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        private = {_KEY_HEADER: self._key.reveal()} if self._is_home(origin_of(request)) else {}
+    async def handle_async_request(self, request: Any) -> httpx.Response:
+        private = {_KEY_HEADER: self._key.reveal()} if self._is_home(request.origin) else {}
         try:
             if self._engine is not None and not self._engine.is_bypassed:
                 return await self._engine.exchange(request, private)
-            # A request that the session did not make has no `sent`. `bool` then ignores the argument.
-            sent = request.extensions.get("sent", bool)
+            sent, enter = request.extensions["sent"], request.extensions["enter"]
             sent(False)
             # Mocks may never give the event loop a turn, as our engine does.
             await anyio.lowlevel.checkpoint()
             sent(True)
-            enter = request.extensions.get("enter", bool)
             enter(FIRST_BYTE)
             headers = request.headers.copy()
             headers.update(private)
@@ -395,7 +393,7 @@ class Session:
         track.response = body.own
         return reply
 
-    def _request(self, call: Call[Any], track: Track, within: float) -> httpx.Request:
+    def _request(self, call: Call[Any], track: Track, within: float) -> Request:
         # The cautious value for transports that never call `sent`, such as mocks. Our engine corrects it.
         track.may_send(True)
         timeout, _ = self._limits_for(call.endpoint, call.quota_ids)

@@ -9,8 +9,6 @@ from attrs import define, field
 from sampling_async._contract.errors import ClientClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sampling_async._contract.errors import Delivery
     from sampling_async._contract.timing import Timeline
 
@@ -26,10 +24,6 @@ class Track:
         outcomes_delivered: Whether the user already has the outcomes of this call. Nothing is sent after that,
             because it would make these outcomes wrong.
         timeline: Records each stage that the call enters, if any.
-        ended: Its attempts that have ended, if they are explained and anybody watches the client.
-        is_explained: Whether somebody may ask for a report of these attempts.
-        at_end: Called with the error or None when the attempt whose response goes on has ended.
-        fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
         response: The body of our engine for the last response: it holds its connection until it is judged. None
             then, and with other transports.
     """
@@ -39,10 +33,6 @@ class Track:
     attempts: int = 0
     outcomes_delivered: bool = False
     timeline: Timeline | None = None
-    ended: tuple[Any, ...] = field(default=(), repr=False)
-    is_explained: bool = True
-    at_end: Callable[[BaseException | None], None] | None = field(default=None, repr=False)
-    fan_out: object = field(default=None, repr=False)
     response: Any = field(default=None, repr=False)
 
     def may_send(self, may_be: bool) -> None:  # noqa: FBT001
