@@ -17,8 +17,8 @@ import pytest
 import trio
 
 from sampling_async._pacing import loops as _loops
+from sampling_async._pacing.clock import LoopClock
 from sampling_async._pacing.loops import (
-    LoopClock,
     LoopYielder,
     Stepwise,
     asyncio_loop,
@@ -143,7 +143,7 @@ def test_running_loops_are_distinguishable():
 
 def test_trio_in_guest_mode_on_asyncio_counts_as_trio():
     async def seen() -> object:
-        return asyncio_loop(), _loops.LoopClock()() - trio.current_time() < 1
+        return asyncio_loop(), LoopClock()() - trio.current_time() < 1
 
     async def host() -> object:
         loop, over = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()

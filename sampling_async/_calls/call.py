@@ -22,7 +22,8 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.statuses import TOO_MANY
-from sampling_async._contract.timing import BACKOFF, HOLD, PERMIT, explain
+from sampling_async._contract.timing import explain
+from sampling_async._pacing.clock import BACKOFF, HOLD, PERMIT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

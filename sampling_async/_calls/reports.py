@@ -20,13 +20,14 @@ from sampling_async._contract.errors import (
     SamplingError,
     ServiceError,
 )
-from sampling_async._contract.timing import STAGES, Timeline, Timing
+from sampling_async._contract.timing import STAGES, Timing
 from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sampling_async._contract.exchange import Call, Reply
+    from sampling_async._pacing.clock import Timeline
 
 instrumented: Any = None
 """The `Telemetry` of clients that are given none, if an instrumentor has set one."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from attrs import field, fields, frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _second() -> float:
@@ -57,45 +54,6 @@ class Timing:
 
 STAGES: Final = tuple(each.name for each in fields(Timing) if each.name != "attempts")
 """The names of the stages, in the order of `Timing`."""
-
-PERMIT, HOLD, JOURNAL, BACKOFF, CONNECT, SEND, FIRST_BYTE, BODY, DECODE = range(len(STAGES))
-
-
-class Timeline:
-    """The stage that a running call is in, and the seconds in the stages before.
-
-    Args:
-        clock: Returns seconds from any start.
-
-    Attributes:
-        seconds: The seconds in each stage, without the current one.
-        since: When the current stage began.
-        began: When the call began.
-    """
-
-    __slots__ = ("_clock", "_stage", "began", "seconds", "since")
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._stage = PERMIT
-        self.seconds = [0.0] * len(STAGES)
-        self.since = self.began = clock()
-
-    def enter(self, stage: int) -> float:
-        """End the current stage and begin another, or the same one again. Return the time."""
-        now = self._clock()
-        self.seconds[self._stage] += now - self.since
-        self._stage, self.since = stage, now
-        return now
-
-    def resume(self, stage: int) -> None:
-        """Begin a stage without ending the one before: the time since that belongs to the user."""
-        self._stage, self.since = stage, self._clock()
-
-    def timing(self, attempts: int) -> Timing:
-        """End the current stage and return what has come together."""
-        self.enter(self._stage)
-        return Timing(**dict(zip(STAGES, self.seconds, strict=True)), attempts=attempts)
 
 
 class Timed:

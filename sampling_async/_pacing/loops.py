@@ -1,4 +1,4 @@
-"""Event loops: their clock, waiting for a change that another task makes, and long work in steps."""
+"""Event loops: waiting for a change that another task makes, and long work in steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
 
 class Notifier:
@@ -182,43 +182,7 @@ def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-def _trio_clock() -> Callable[[], float]:
-    # Not `trio.current_time`, which works in the thread of the loop only. It is loaded, because it runs.
-    trio: Any = sys.modules["trio"]
-    clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
-    return clock
-
-
-def _asyncio_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    import asyncio  # noqa: PLC0415  it is loaded: there is a loop
-
-    # uvloop's clock counts whole milliseconds, and stands still while a callback runs: by it, decoding takes
-    # no time. That of asyncio is a function in Python that calls this one in C; loops of tests have their own.
-    is_usual = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
-    return loop.time if isinstance(loop, asyncio.BaseEventLoop) and not is_usual else time.monotonic
-
-
 @types.coroutine
 def next_round() -> Generator[None, None, None]:
     """On asyncio: let the event loop go round once, as `asyncio.sleep(0)` does, at a third of its cost."""
     yield
-
-
-class LoopClock:
-    """The clock of the event loop in which it is first read, in seconds. Then any thread may read it.
-
-    It measures. Deadlines of the loop are times of `loop.time`, which counts from another moment on some loops.
-    It looks for the loop once: before Python 3.12, each look asks the system for the number of the process.
-    """
-
-    __slots__ = ("_time",)
-
-    def __init__(self) -> None:
-        self._time: Callable[[], float] | None = None
-
-    def __call__(self) -> float:
-        """Return the time."""
-        if self._time is None:
-            loop = asyncio_loop()
-            self._time = _trio_clock() if loop is None else _asyncio_clock(loop)
-        return self._time()
