@@ -156,3 +156,14 @@ def test_a_time_without_a_known_zone_is_refused(value):
     with pytest.raises(InvalidRequestError, match="x is a datetime with a time zone"):
         checks.moment_of(value, "x")
     assert checks.moment_of(datetime(1970, 1, 2, tzinfo=UTC), "x") == 86_400.0
+
+
+@pytest.mark.parametrize("given", [None, 3, "print"])
+def test_an_option_that_is_called_must_be_a_function(given):
+    with pytest.raises(InvalidRequestError, match=r"^clock must be a function, not "):
+        checks.require_functions(sleep=print, clock=given)
+    if given is None:
+        checks.require_functions(sleep=print, clock=given, or_none=True)
+    else:
+        with pytest.raises(InvalidRequestError, match=r"^clock must be a function, not "):
+            checks.require_functions(sleep=print, clock=given, or_none=True)
