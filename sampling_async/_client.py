@@ -720,8 +720,9 @@ class SamplingClient:
         lane = Lane(BULK, options.share, patience=self._outage.policy.patience)
         permit = partial(Permit, self._gate, lane, options.until)
         # One job more than can run: while all permits are held, the next job is drawn and waits for a permit.
-        window, clock = self._gate.maximum + 1, self._gate.clock
-        return OutcomeStream(inviter, source, permit, window=window, total=total, clock=clock)
+        # As many again may wait for the disk.
+        window = self._gate.maximum * (2 if inviter.is_recorded else 1) + 1
+        return OutcomeStream(inviter, source, permit, window=window, total=total, clock=self._gate.clock)
 
     async def get_settings(self, *, deadline: float | None = None) -> PartnerSettings:
         """Return the partner's settings (endpoint Get Settings).

@@ -99,6 +99,25 @@ async def test_results_come_in_batches_and_a_full_window_does_not_stop_them():
     assert not stream.open
 
 
+async def test_a_job_whose_result_may_be_returned_later_holds_up_no_other():
+    pending: list[object] = []
+
+    async def run(job: Number, permit: Permit):
+        await double(job, permit)
+        return pending.append if job.number < 2 else None
+
+    async with stream_of(range(6), run, window=6) as stream:
+        first = [(await stream.next()).number for _ in range(4)]
+        assert sorted(first) == [2, 3, 4, 5]
+        assert (len(pending), stream._finished) == (2, False)
+        pending[1](None)
+        assert (await stream.next()).number == 1
+        pending[0](OSError("the disk is full"))
+        with pytest.raises(OSError, match="the disk is full"):
+            await stream.next()
+    assert {job.number for job in stream.open} == set(range(6))
+
+
 async def test_all_jobs_are_run():
     async with stream_of(range(50)) as stream:
         assert sorted(await results_of(stream)) == [2 * n for n in range(50)]

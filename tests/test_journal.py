@@ -46,7 +46,7 @@ from sampling_async._journal import run as _journal_run
 from sampling_async._journal.database import remove
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
-from sampling_async._journal.lines import line_of, outcomes_of
+from sampling_async._journal.lines import lines_of, outcomes_of
 from sampling_async._journal.lock import Damage, Header, JournalLock
 from sampling_async._journal.rows import (
     ANSWERED,
@@ -549,8 +549,8 @@ async def test_a_reopened_run_replays_none_of_its_own_outcomes(tmp_path):
     for goes_on, replayed in ((True, False), (False, True)):
         await journal.close()
         await journal.open(goes_on=goes_on)
-        assert {o.replayed for o in (await journal.recall("m1", [1])).values()} == {replayed}
-        assert {o.replayed for o in (await journal.recall("m0", range(1, 7))).values()} == {True}
+        assert {o.replayed for o in (await journal.recall({"m1": [1]}))["m1"].values()} == {replayed}
+        assert {o.replayed for o in (await journal.recall({"m0": range(1, 7)}))["m0"].values()} == {True}
     await journal.close()
 
 
@@ -797,12 +797,12 @@ async def test_outcomes_are_read_back_unchanged(tmp_path, asked):
         chunk = Chunk("m\u00fc", tuple(range(start, start + 20)))
         number = journal.note_sent(chunk)
         journal.note_answered(number, answers(chunk.member_code, chunk.quota_ids))
-    known = await journal.recall("m\u00fc", asked)
+    known = (await journal.recall({"m\u00fc": asked}))["m\u00fc"]
     expected = [each for each in answers("m\u00fc", asked) if each.quota_id < 41 and each.status != "not_sent"]
     assert list(map(told, sorted(known.values(), key=lambda o: o.quota_id))) == list(
         map(told, expected if 99 not in asked else [])
     )
-    assert not await journal.recall("m", asked)
+    assert await journal.recall({"m": asked}) == {"m": {}}
     await journal.close()
 
 
@@ -818,7 +818,7 @@ async def test_a_pair_that_is_under_way_is_waited_for_and_counts_as_unknown(tmp_
     journal.take_up(chunk)
     number = journal.note_sent(chunk)
     journal.settle(same)  # settles an equal chunk that was never taken up
-    assert {o.status for o in (await journal.recall("m0", [1, 2])).values()} == {"unknown"}
+    assert {o.status for o in (await journal.recall({"m0": [1, 2]}))["m0"].values()} == {"unknown"}
     for quota_ids in ([2], range(1, 30_000), iter([1])):
         with anyio.move_on_after(0.005) as scope:
             await journal.settled("m0", quota_ids)
@@ -883,11 +883,11 @@ async def test_looking_up_a_pair_costs_the_same_in_a_large_journal(tmp_path):
         for number in range(chunks):  # chunks of one member, interleaved with others
             quota_ids = tuple(range(number + 1, number + 100_001, 10_000))
             journal.note_answered(journal.note_sent(Chunk("m0", quota_ids)), answers("m0", quota_ids))
-        await journal.written()
+        await journal.recall({"m0": [1]})  # the newest rows come into the index
         steps = []
         for database in (journal._file._rows._database, journal._file._rows._index):
             database.set_progress_handler(lambda steps=steps: steps.append(1), 1)
-        assert len(await journal.recall("m0", [5, 10_005, 20_005])) == 3
+        assert len((await journal.recall({"m0": [5, 10_005, 20_005]}))["m0"]) == 3
         costs.append(len(steps))
         for database in (journal._file._rows._database, journal._file._rows._index):
             database.set_progress_handler(None, 1)
@@ -907,7 +907,7 @@ async def test_a_row_damaged_after_opening_is_named_and_not_shown(tmp_path):
     ):
         rows.execute(statement)
         with pytest.raises(JournalError, match=r"journal has been damaged since it was opened: .*") as caught:
-            await journal.recall("m0", [1])
+            await journal.recall({"m0": [1]})
         assert caught.value.path == tmp_path / "journal"
         assert caught.value.__context__ is None or "survey" not in repr(caught.value.__context__)
     await journal.close()
@@ -917,7 +917,7 @@ async def test_a_journal_that_is_not_open_raises_an_error(tmp_path):
     journal = run_of(Journal(tmp_path / "journal"))
     await journal.close()
     with pytest.raises(JournalError, match="is not open") as refused:
-        await journal.recall("m0", [1])
+        await journal.recall({"m0": [1]})
     assert refused.value.path == tmp_path / "journal"
     with pytest.raises(JournalError, match=r"journal is not open$"):
         journal.note_sent(Chunk("m0", (1,)))
@@ -952,7 +952,7 @@ async def test_a_close_that_is_cancelled_again_and_again_still_releases_the_file
     with pytest.raises(asyncio.CancelledError):
         await task
     journal = await opened(tmp_path / "journal")
-    assert list(await journal.recall("m0", [1])) == [1]
+    assert [*(await journal.recall({"m0": [1]}))["m0"]] == [1]
     await journal.close()
     # Undo this while `file` is alive. Otherwise its `__del__` would call `slow` while both are destroyed, which
     # crashes Python 3.11.
@@ -1102,7 +1102,7 @@ async def test_an_error_of_sqlite_while_outcomes_are_looked_up_names_the_journal
 
     monkeypatch.setattr(JournalRows, "recall", failing)
     with pytest.raises(JournalError, match="journal cannot be used: SQLite says") as caught:
-        await journal.recall("m0", [1])
+        await journal.recall({"m0": [1]})
     assert caught.value.path == tmp_path / "journal"
     await journal.close()
 
@@ -1343,7 +1343,7 @@ def test_pages_that_sqlite_finds_damaged_are_damage_even_if_all_rows_can_be_read
 
 def test_a_line_with_an_error_is_as_short_as_the_others():
     error = SamplingError("gone", endpoint="bulk_invite", delivery="unknown")
-    assert line_of(InviteOutcome("m", 5, "unknown", error=error, anomaly="late")) == (
+    assert lines_of([InviteOutcome("m", 5, "unknown", error=error, anomaly="late")]) == (
         b'\n[5,"unknown",null,null,null,["gone","unknown"],"late"]'
     )
 

@@ -31,16 +31,27 @@ class Kept:
         self._busy, self._error = busy, error
         self.in_flight: list[tuple[int, ...]] = []
         self.awaited: list[tuple[str, tuple[int, ...]]] = []
+        self.recalled: list[dict[str, tuple[int, ...]]] = []
 
     async def settled(self, member_code, quota_ids):
         self.awaited.append((member_code, tuple(quota_ids)))
         if self._busy:
             await anyio.sleep_forever()
 
-    async def recall(self, member_code, quota_ids):
+    def knows(self, member_code):
+        return True
+
+    def is_in_flight(self, member_code):
+        return member_code == "flying"
+
+    async def recall(self, pairs):
         if self._error is not None:
             raise self._error
-        return {quota_id: self._known[quota_id] for quota_id in quota_ids if quota_id in self._known}
+        self.recalled.append({code: tuple(quota_ids) for code, quota_ids in pairs.items()})
+        return {
+            code: {quota_id: self._known[quota_id] for quota_id in quota_ids if quota_id in self._known}
+            for code, quota_ids in pairs.items()
+        }
 
     def asks_again(self, outcome):
         return outcome.status == "unknown"
@@ -171,6 +182,81 @@ async def test_what_a_journal_says_of_taken_ids_is_reported_and_ids_not_looked_u
         await source.draw()
     found = [(1, "rejected"), (2, "unknown"), *not_sent(*range(3, 1001))]
     assert told(source) == [*found, *((quota_id, "unknown") for quota_id in range(1001, 1501))]
+
+
+async def drawn_from(source: FanOutSource) -> list[tuple[str, tuple[int, ...]]]:
+    drawn = []
+    while (job := await source.draw()) is not None:
+        drawn.append((job.chunk.member_code, job.chunk.quota_ids))
+        source.handed_over()
+    return drawn
+
+
+async def test_requests_of_different_members_are_looked_up_together():
+    journal = Kept()
+    requests = [InviteRequest(code, ids) for code, ids in {"a": [1], "b": [2, 2], "c": [1]}.items()]
+    source = FanOutSource(requests, size=10, replay=journal)
+    assert await drawn_from(source) == [("a", (1,)), ("b", (2,)), ("c", (1,))]
+    assert journal.recalled == [{"a": (1,), "b": (2,), "c": (1,)}]
+    assert journal.awaited == [("a", (1,)), ("b", (2,)), ("c", (1,))]
+
+
+@pytest.mark.parametrize("later", ["a", "flying"])
+async def test_a_request_whose_outcomes_may_still_change_is_looked_up_in_its_turn(later):
+    """A second one of the same member, or one about a member with a request in flight."""
+    journal = Kept()
+    requests = [InviteRequest(code, [1]) for code in ("a", "b", later, "c")]
+    assert len(await drawn_from(FanOutSource(requests, size=10, replay=journal))) == 4
+    assert journal.recalled == [{"a": (1,), "b": (1,)}, {later: (1,), "c": (1,)}]
+
+
+async def test_no_more_than_a_thousand_ids_are_looked_up_at_once():
+    journal = Kept()
+    requests = [InviteRequest(code, range(1, 401)) for code in "abc"]
+    assert len(await drawn_from(FanOutSource(requests, size=400, replay=journal))) == 3
+    assert [[*each] for each in journal.recalled] == [["a", "b"], ["c"]]
+
+
+async def test_what_is_wrong_with_an_input_is_raised_after_what_came_before(monkeypatch):
+    def failing():
+        yield InviteRequest("a", [1])
+        yield InviteRequest("b", [1])
+        raise OSError("the disk is gone")
+
+    for requests, error in (
+        (failing(), OSError),
+        ([InviteRequest("a", [1]), InviteRequest("b", [1]), "c"], InvalidRequestError),
+    ):
+        source = FanOutSource(requests, size=10, replay=Kept())
+        for code in "ab":
+            assert (await source.draw()).chunk.member_code == code
+            source.handed_over()
+        with pytest.raises(error):
+            await source.draw()
+        assert told(source) == []
+
+
+async def test_requests_that_are_looked_up_together_are_reported_each_for_its_member():
+    journal = Kept(busy=True)
+    source = FanOutSource([InviteRequest("m", [1]), InviteRequest("n", [1])], size=10, replay=journal)
+    with anyio.move_on_after(0):
+        await source.draw()
+    assert told(source) == not_sent(1, 1)
+    assert {job.chunk.member_code for job in source.left()} == {"m", "n"}
+
+
+async def test_a_member_that_a_journal_does_not_know_is_not_looked_up(monkeypatch):
+    journal = Kept()
+    monkeypatch.setattr(journal, "knows", lambda code: code == "b")
+    source = FanOutSource([InviteRequest(code, [1]) for code in "acb"], size=10, replay=journal)
+    assert (await source.draw()).chunk.member_code == "a"
+    source.handed_over()
+    assert source.draw_now().chunk.member_code == "c"
+    source.handed_over()
+    assert source.draw_now() is None
+    assert await drawn_from(source) == [("b", (1,))]
+    assert journal.recalled == [{"b": (1,)}]
+    assert journal.in_flight == [(1,)] * 3
 
 
 async def test_ids_are_unknown_if_the_journal_cannot_be_read():

@@ -6,19 +6,122 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import anyio
 import anyio.lowlevel
 import pytest
 import trio
+from anyio import wait_all_tasks_blocked
 
-from sampling_async._pacing.threads import Run, in_thread, run_cancellable
+from sampling_async._pacing import threads as _threads
+from sampling_async._pacing.threads import Run, SharedRun, in_thread, run_cancellable
 
 
 async def test_the_result_of_a_function_comes_from_another_thread():
     assert await in_thread(lambda a, b: (a + b, threading.current_thread().daemon), 1, 2) == (3, True)
     assert await in_thread(lambda: threading.current_thread().name) == "sampling_async"  # for who looks for it
+
+
+async def test_a_thread_is_used_again_soon_after_its_function_has_ended(monkeypatch):
+    monkeypatch.setattr(_threads, "_idle", [])
+    first = await in_thread(threading.get_ident)
+    await anyio.to_thread.run_sync(until, lambda: _threads._idle)
+    assert await in_thread(threading.get_ident) == first
+
+
+def until(is_so) -> None:
+    while not is_so():
+        time.sleep(0.0001)
+
+
+async def test_functions_at_once_have_a_thread_each():
+    found, together = set(), threading.Barrier(3)
+
+    async def run() -> None:
+        found.add(await in_thread(lambda: (together.wait(10), threading.get_ident())[1]))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(run)
+    assert len(found) == 3
+
+
+async def test_a_thread_that_gets_no_more_work_ends(monkeypatch):
+    monkeypatch.setattr(_threads, "_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(_threads, "_idle", [])
+    thread = await in_thread(threading.current_thread)
+    await anyio.to_thread.run_sync(thread.join)
+    assert not _threads._idle
+    assert await in_thread(threading.current_thread) is not thread
+
+
+async def test_tasks_that_come_while_a_shared_function_runs_wait_for_its_next_run():
+    go_on, noted, written = threading.Semaphore(0), [], []
+
+    def prepare():
+        some = noted.copy()
+        noted.clear()
+        return lambda: (go_on.acquire(timeout=10), written.append(some))
+
+    shared = SharedRun(prepare)
+
+    async def note(name: str) -> None:
+        noted.append(name)
+        await shared.join()
+        assert any(name in some for some in written)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(note, "a")
+        tasks.start_soon(note, "b")
+        await wait_all_tasks_blocked()
+        tasks.start_soon(note, "c")
+        tasks.start_soon(note, "d")
+        await wait_all_tasks_blocked()
+        go_on.release(2)
+    assert [sorted(some) for some in written] == [["a", "b"], ["c", "d"]]
+    go_on.release()
+    await note("e")  # after a rest
+
+
+async def test_what_a_shared_function_raises_is_raised_in_each_task_that_waits():
+    failures = [KeyError("x"), None]
+
+    def fail() -> None:
+        if (failure := failures.pop(0)) is not None:
+            raise failure
+
+    shared, caught = SharedRun(lambda: fail), []
+
+    async def join() -> None:
+        with pytest.raises(KeyError, match="x") as error:
+            await shared.join()
+        caught.append(error.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(join)
+        tasks.start_soon(join)
+    assert caught[0] is not caught[1]
+    await shared.join()
+
+
+async def test_a_cancelled_task_leaves_a_shared_function_to_the_others():
+    go_on, over = threading.Event(), []
+    shared = SharedRun(lambda: partial(go_on.wait, 10))
+
+    async def join() -> None:
+        await shared.join()
+        over.append(1)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(join)
+        await wait_all_tasks_blocked()
+        with anyio.move_on_after(0):
+            await shared.join()
+        go_on.set()
+    assert over == [1]
 
 
 async def test_the_exception_of_a_function_is_raised_in_the_caller():

@@ -19,6 +19,7 @@ SECTIONS: Final = {
     "bulk": "Bulk: the cost of a request, compared with other clients and engines",
     "layers": "Layers: where the CPU of a bulk request goes",
     "single": "Single: one call of one quota ID after the other",
+    "journal": "Journal: what it costs that each request is on disk before it is sent",
     "watching": "Watching: what hooks and OpenTelemetry cost",
     "width": "Width: from one request at a time to hundreds",
     "queued": "Queued: from ten waiting chunks to a hundred thousand",

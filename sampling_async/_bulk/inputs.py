@@ -41,10 +41,12 @@ class Input(Generic[T]):
         self._iterator: Iterator[T] | None = None
         self._async_iterator: AsyncIterator[T] | None = None
         self._turns = LoopYielder()
+        self._raised: Exception | None = None  # by the input, when it was read ahead
 
     async def read(self) -> bool:
         """Read the next item into `latest`. Return False at the end of the input, or after the deadline."""
         await self._turns.step()
+        self._raise()
         remaining = None if self._remaining is None else self._remaining()
         if remaining is not None and remaining <= 0:
             return False
@@ -61,9 +63,23 @@ class Input(Generic[T]):
 
         The caller gives the event loop its turns: nobody may read many items by this alone.
         """
+        self._raise()
         if self._iterator is None or (self._remaining is not None and self._remaining() <= 0):
             return False
         return self._read_next(self._iterator)
+
+    def read_ahead(self) -> bool:
+        """Do the same. An error of the input is raised by the next read: what was read before comes first."""
+        try:
+            return self.read_now()
+        except Exception as exc:  # noqa: BLE001  of the user's iterator
+            self._raised = exc
+            return False
+
+    def _raise(self) -> None:
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
 
     def _read_next(self, iterator: Iterator[T]) -> bool:
         # The loop takes an item and stores it in one step, in which no signal handler can run. With

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sampling_async._journal.run import Recorder, Replay
     from sampling_async._pacing.clock import Timeline
     from sampling_async._pacing.gate import Permit
+    from sampling_async._pacing.jobs import Later
     from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.results import InviteOutcome
 
@@ -93,6 +94,8 @@ class Inviter:
         self._is_open = False
         self._stopped_by: SamplingError | None = None
         self._test_failure: BaseException | None = None
+        # For each request whose outcomes are not on disk yet: reports them, and has them shown.
+        self._unsettled: dict[int, Callable[[BaseException | None], None]] = {}
         self._isolates = True
         self._answered = 0
         self._span: object = None
@@ -121,6 +124,11 @@ class Inviter:
     def has_given_up(self) -> bool:
         """Whether an outage lasted longer than the fan-out's patience."""
         return isinstance(self._stopped_by, OutageError)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether outcomes are shown only when they are on disk."""
+        return self._recorder is not None
 
     @property
     def has_journal(self) -> bool:
@@ -154,6 +162,8 @@ class Inviter:
                 self._is_open = False
                 await self._recorder.close()
         finally:
+            for settle in list(self._unsettled.values()):
+                settle(None)
             # Last: nothing that is done for those who watch may keep the record open.
             if self._caller.hooks is not None:
                 self._caller.hooks.fan_out_ended(self._span, *reached())
@@ -168,18 +178,24 @@ class Inviter:
         """Return whether a job needs a request: its outcomes are not known, and sending has not stopped."""
         return job.answered is None and job.repetition is None and self._stopped_by is None
 
-    async def ask(self, job: Job, permit: Permit, new_permit: Callable[[], Permit]) -> None:
+    async def ask(self, job: Job, permit: Permit, new_permit: Callable[[], Permit]) -> Later | None:
         """Run a job: find the outcomes of its quota IDs. A failed request becomes outcomes.
 
         Args:
             job: The job.
             permit: Its permit. It is held if the job needs one.
             new_permit: Makes a permit, for a repetition that must be sent after all.
+
+        Returns:
+            If the outcomes are not on disk yet, what has a function called when they are.
         """
-        if job.repetition is None:
+        if job.repetition is not None:
+            await self._ask_repeated(job, job.repetition, new_permit)
+        elif self._recorder is None or not self.needs_permit(job):
             await self._ask(job, job.chunk, permit)
         else:
-            await self._ask_repeated(job, job.repetition, new_permit)
+            return await self._ask_on_record(job, permit, self._recorder)
+        return None
 
     async def _ask(self, job: Job, chunk: Chunk, permit: Permit) -> None:
         """Find the outcomes of the quota IDs of a job that are not known: of all, or of a part."""
@@ -192,19 +208,20 @@ class Inviter:
                 await checkpoint()
                 return
             job.timeline = permit.timeline
-            if self._recorder is None:
-                await self._ask_in_parts(job, chunk, permit)
-            else:
-                await self._ask_on_record(job, permit, self._recorder)
+            await self._ask_in_parts(job, chunk, permit)
             job.answered = job.account()
         finally:
-            if self._asked is not None:
-                self._asked.settle(job)
-            elif self._replay is not None:
-                self._replay.settle(job.chunk)
-            permit.timeline.enter(DECODE)
-            if self._caller.hooks is not None:
-                self._report(job, chunk, permit.timeline, self._caller.hooks)
+            self._settle(job, chunk, permit.timeline)
+
+    def _settle(self, job: Job, chunk: Chunk, timeline: Timeline) -> None:
+        """Note that a job is no longer in flight, and report it."""
+        if self._asked is not None:
+            self._asked.settle(job)
+        elif self._replay is not None:
+            self._replay.settle(job.chunk)
+        timeline.enter(DECODE)
+        if self._caller.hooks is not None:
+            self._report(job, chunk, timeline, self._caller.hooks)
 
     async def _ask_repeated(
         self, job: Job, repetition: EarlierOutcomes, new_permit: Callable[[], Permit]
@@ -254,22 +271,37 @@ class Inviter:
                 fan_out=self._span,
             )
 
-    async def _ask_on_record(self, job: Job, permit: Permit, recorder: Recorder) -> None:
+    async def _ask_on_record(self, job: Job, permit: Permit, recorder: Recorder) -> Later:
         # The order protects against a second invite: nothing is sent before its row is on disk, and the user
         # receives no outcome before that is on disk too.
+        job.timeline = timeline = permit.timeline
         number = recorder.note_sent(job.chunk)
-        timeline = permit.timeline
+
         try:
             timeline.enter(JOURNAL)
             await recorder.written()
             timeline.enter(PERMIT)
             await self._ask_in_parts(job, job.chunk, permit)
-        finally:
-            # Also after a cancellation: the outcomes known by now are written with the next rows.
+            job.answered = job.account()
+        except BaseException:
+            # The outcomes known by now are written with the next rows.
             recorder.note_answered(number, job.account().answer.outcomes())
-            permit.release()  # the disk takes its time, and others can use it
+            self._settle(job, job.chunk, timeline)
+            raise
+        recorder.note_answered(number, job.answered.answer.outcomes())
         timeline.enter(JOURNAL)
-        await recorder.written()
+
+        # The disk takes its time. Meanwhile this task goes on with the next job.
+        def later(done: Callable[[BaseException | None], object]) -> None:
+            def settle(failure: BaseException | None) -> None:
+                if self._unsettled.pop(number, None) is not None:
+                    self._settle(job, job.chunk, timeline)
+                    done(failure)
+
+            self._unsettled[number] = settle
+            recorder.when_written(settle)
+
+        return later
 
     async def _ask_in_parts(self, job: Job, chunk: Chunk, permit: Permit) -> None:
         """Send a chunk. If it is refused because of one of its IDs, send it again in halves."""

@@ -99,51 +99,61 @@ _RECALLED: Final = 1000
 
 
 class Recalling:
-    """A request that is looked up in the journal, one part after the other.
-
-    Args:
-        member_code: The member.
-        counted: Its quota IDs.
-        replay: The journal.
+    """Quota IDs of one large request, or of several members, that are looked up in the journal part by part.
 
     Attributes:
-        part: The part that was looked up last, until plans for it are made.
+        counted: The quota IDs. More may be added until the first part is looked up.
+        parts: What was looked up last, until plans for it are made.
     """
 
-    def __init__(self, member_code: str, counted: Sequence[Chunk], replay: Replay) -> None:
-        self._member_code = member_code
-        self._counted = counted
+    def __init__(self, counted: Sequence[Chunk], replay: Replay) -> None:
+        self.counted = counted
+        self.parts: Sequence[JournalSplit] = ()
         self._items = self._places()
         self._read = 0
         self._replay = replay
-        self.part: JournalSplit | None = None
 
-    def _places(self) -> Iterator[tuple[int, int]]:
-        return ((id_, whole.repeated.get(id_, 1)) for whole in self._counted for id_ in whole.quota_ids)
+    def _places(self) -> Iterator[tuple[str, int, int]]:
+        for whole in self.counted:
+            for id_ in whole.quota_ids:
+                yield whole.member_code, id_, whole.repeated.get(id_, 1)
 
-    async def next(self) -> JournalSplit | None:
-        """Look up the next part, after all chunks in flight about the same quotas. Return None at the end."""
-        places = dict(islice(self._items, _RECALLED))
-        if not places:
-            return None
+    async def next(self) -> Sequence[JournalSplit]:
+        """Look up the next part, after all chunks in flight about the same quotas. Return none at the end."""
+        some = _by_member(islice(self._items, _RECALLED))
         try:
-            await self._replay.settled(self._member_code, places)
+            for member_code, places in some.items():
+                await self._replay.settled(member_code, places)
         finally:
             # This also runs after a cancellation: `left` must report correct outcomes of these quota IDs.
-            known = await self._replay.recall(self._member_code, places)
-            again = {id_ for id_, outcome in known.items() if self._replay.asks_again(outcome)}
-            part = JournalSplit.of(self._member_code, places, known, again)
-            self.part, self._read = part, self._read + len(places)
-        return part
+            known = await self._replay.recall(some) if some else {}
+            parts = [self._split(code, places, known[code]) for code, places in some.items()]
+            self.parts, self._read = parts, self._read + sum(map(len, some.values()))
+        return parts
+
+    def _split(
+        self, member_code: str, places: Mapping[int, int], known: Mapping[int, InviteOutcome]
+    ) -> JournalSplit:
+        again = {id_ for id_, outcome in known.items() if self._replay.asks_again(outcome)}
+        return JournalSplit.of(member_code, places, known, again)
 
     def left(self) -> Iterator[Job]:
         """Yield jobs with the quota IDs that are in no plan. Those not looked up yet are `unknown`."""
-        if self.part is not None:
-            yield from PendingChunks(self.part.answered, _RECALLED, self.part.known).left()
-            yield Job(self.part.again)
-            yield Job(self.part.fresh)
-        rest = Chunk.of(self._member_code, dict(islice(self._places(), self._read, None)))
-        yield Job(rest, not_looked_up(rest))
+        for part in self.parts:
+            yield from PendingChunks(part.answered, _RECALLED, part.known).left()
+            yield Job(part.again)
+            yield Job(part.fresh)
+        for member_code, places in _by_member(islice(self._places(), self._read, None)).items():
+            rest = Chunk.of(member_code, places)
+            yield Job(rest, not_looked_up(rest))
+
+
+def _by_member(places: Iterable[tuple[str, int, int]]) -> dict[str, dict[int, int]]:
+    """Return the quota IDs of each member, with their numbers of places."""
+    members: dict[str, dict[int, int]] = {}
+    for member_code, quota_id, times in places:
+        members.setdefault(member_code, {})[quota_id] = times
+    return members
 
 
 @frozen
@@ -171,6 +181,8 @@ class JournalSplit:
         again: AbstractSet[int],
     ) -> Self:
         """Divide quota IDs into the three kinds."""
+        if not known:  # as mostly
+            return cls(Chunk(member_code, ()), Chunk(member_code, ()), Chunk.of(member_code, places), known)
         kinds: tuple[dict[int, int], ...] = ({}, {}, {})
         for quota_id, times in places.items():
             kind = 2 if quota_id not in known else 1 if quota_id in again else 0
@@ -336,14 +348,19 @@ class FanOutSource:
     def draw_now(self) -> Job | None:
         """Draw the next job, from the latest request or from one more, if that takes no wait."""
         job = self._planned()
-        is_free = self._replay is None and self._input.latest is Input.NOTHING
+        is_free = self._recalling is None and self._input.latest is Input.NOTHING
         if job is None and is_free and self._input.read_now():
             request = self._checked(self._input.latest)
-            takes_long = self._asked is not None and self._asked.needs_index(request.member_code)
-            if not takes_long and (chunks := counted(request)):  # otherwise `draw` finds it in `latest`
+            # A request that takes a wait stays in `latest`, where `draw` finds it.
+            if not self._takes_long(request.member_code) and (chunks := counted(request)):
                 self._take(request, chunks)
                 job = self._planned()
         return job
+
+    def _takes_long(self, member_code: str) -> bool:
+        if self._replay is not None:
+            return self._replay.knows(member_code)
+        return self._asked is not None and self._asked.needs_index(member_code)
 
     def _planned(self) -> Job | None:
         while self._plans:
@@ -371,27 +388,44 @@ class FanOutSource:
 
     def _take(self, request: InviteRequest, chunks: Sequence[Chunk]) -> None:
         """Make plans for the latest request, or begin to look it up in the journal."""
-        if self._replay is None:
+        if self._replay is None or not self._replay.knows(request.member_code):
             plans = deque(plan for chunk in chunks for plan in self._plans_of(chunk))
             self._plans, self._input.latest = plans, Input.NOTHING
-        else:
-            recalling = Recalling(request.member_code, chunks, self._replay)
-            self._recalling, self._input.latest = recalling, Input.NOTHING
+            return
+        recalling = Recalling(chunks, self._replay)
+        self._recalling, self._input.latest = recalling, Input.NOTHING
+        self._add_more(recalling, self._replay)
+
+    def _add_more(self, recalling: Recalling, replay: Replay) -> None:
+        """Add the next requests, if they are at hand: one look-up of many costs little more than one of one."""
+        ids = sum(len(chunk.quota_ids) for chunk in recalling.counted)
+        members = {chunk.member_code for chunk in recalling.counted}
+        while ids < _RECALLED and self._input.read_ahead():
+            request = self._input.latest
+            # What cannot be added stays in `latest`, for `draw`. A second request about a member must see the
+            # outcomes of the first one.
+            if not isinstance(request, InviteRequest) or ids + len(request.quota_ids) > _RECALLED:
+                return
+            if request.member_code in members or replay.is_in_flight(request.member_code):
+                return
+            more = counted(request) or ()
+            recalling.counted, self._input.latest = (*recalling.counted, *more), Input.NOTHING
+            members.add(request.member_code)
+            ids += len(request.quota_ids)
 
     async def _recall(self, recalling: Recalling) -> None:
-        """Make plans for the next part of a request, from its outcomes in the journal."""
-        part = await recalling.next()
-        if part is None:
+        """Make plans for the next part, from its outcomes in the journal."""
+        parts = await recalling.next()
+        if not parts:
             self._recalling = None
             return
-        plans = deque(
-            (
-                PendingChunks(part.answered, self._size, part.known),
-                self._plan(part.again),
-                self._plan(part.fresh),
-            )
-        )
-        self._plans, recalling.part = plans, None
+        self._plans, recalling.parts = deque(chain.from_iterable(map(self._plans_of_split, parts))), ()
+
+    def _plans_of_split(self, part: JournalSplit) -> Iterator[PendingChunks]:
+        if part.known:
+            yield PendingChunks(part.answered, self._size, part.known)
+            yield self._plan(part.again)
+        yield self._plan(part.fresh)
 
     def _plans_of(self, whole: Chunk) -> tuple[PendingChunks, ...]:
         """Return the plans for quota IDs of a request: those requested before, and the others."""

@@ -403,13 +403,10 @@ class _Leftovers:
         for outcome in some:
             if outcome.status == "unknown":
                 doubtful.setdefault(outcome.member_code, []).append(outcome.quota_id)
-        known: dict[str, dict[int, InviteOutcome]] = {}
         if self._run is None or not doubtful:
             return some
         try:
-            # One lookup for each member, with all its IDs.
-            for member_code, quota_ids in doubtful.items():
-                known[member_code] = await self._run.recall(member_code, quota_ids)
+            known = await self._run.recall(doubtful)
         except JournalError:
             return some
         return (

@@ -21,11 +21,11 @@ from sampling_async._contract.errors import JournalError
 from sampling_async._journal.database import beside, remove
 from sampling_async._journal.lock import Damage, Header, JournalLock, sync_folder
 from sampling_async._journal.mending import salvage
-from sampling_async._journal.rows import DIGEST, FORM, UNREADABLE, JournalRows, Note
+from sampling_async._journal.rows import DIGEST, FORM, SENT, UNREADABLE, JournalRows, Note
 from sampling_async._private_files import make_private, require_private, target_of, written_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator
+    from collections.abc import Generator, Iterable
 
     from sampling_async._journal.rows import JournaledRequest, Latest
 
@@ -279,8 +279,14 @@ class JournalFile:
 
     def note(self, kind: bytes, chunk: int, member_code: bytes, content: bytes) -> None:
         """Note a row. It is written with the next `write`."""
+        if kind == SENT:
+            self._opened().members.add(member_code)
         self._notes.append(Note(kind, chunk, member_code, content))
         self.noted += 1
+
+    def knows(self, member_code: bytes) -> bool:
+        """Return whether there may be rows of a member."""
+        return member_code in self._opened().members
 
     def write(self) -> None:
         """Write all noted rows. They are on disk when this returns."""
@@ -298,11 +304,11 @@ class JournalFile:
         self.written += len(notes)
         self._lock.write(rows.header)
 
-    def recall(self, member_code: bytes, quota_ids: Collection[int]) -> dict[int, Latest]:
-        """Write the noted rows, then return the result of `JournalRows.recall`."""
+    def recall(self, pairs: Iterable[tuple[bytes, Iterable[int]]]) -> list[dict[int, Latest]]:
+        """Write the noted rows, then return the result of `JournalRows.recall` for each member."""
         with self._alone, _typed(self.path):
             self._write()
-            return self._opened().recall(member_code, quota_ids)
+            return [self._opened().recall(member_code, quota_ids) for member_code, quota_ids in pairs]
 
     def requests(self, after: int, member_code: bytes | None) -> list[JournaledRequest]:
         """Return the result of `JournalRows.requests`."""

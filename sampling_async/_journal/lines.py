@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.errors import JournalError, SamplingError
 from sampling_async._contract.records import Invite
-from sampling_async._json.codec import plain_json
+from sampling_async._json.codec import json_lines
 from sampling_async._protocol.results import InviteOutcome
 
 if TYPE_CHECKING:
@@ -20,21 +20,30 @@ if TYPE_CHECKING:
 _LINES: Final = 100
 
 
-def line_of(outcome: InviteOutcome) -> bytes:
-    """Return a line feed and the outcome as a JSON list, which begins with its quota ID and its status."""
-    invite, error = outcome.invite, outcome.error
+def lines_of(outcomes: Iterable[InviteOutcome]) -> bytes:
+    """Return for each outcome a line feed and a JSON list, which begins with its quota ID and its status."""
     values = [
-        outcome.quota_id,
-        outcome.status,
-        None if invite is None else _values_of(invite),
-        outcome.result_code,
-        outcome.result,
+        (
+            outcome.quota_id,
+            outcome.status,
+            None if outcome.invite is None else _values_of(outcome.invite),
+            outcome.result_code,
+            outcome.result,
+            *_oddities(outcome),
+        )
+        for outcome in outcomes
     ]
-    if error is None and outcome.anomaly is None:
-        return b"\n" + plain_json([*values, None, None])
+    try:
+        return b"\n" + json_lines(values)
+    except UnicodeEncodeError:
+        # A text that came over the network may hold half of a surrogate pair. `json.dumps` escapes it.
+        return b"".join(b"\n" + json.dumps(each, separators=(",", ":")).encode("ascii") for each in values)
+
+
+def _oddities(outcome: InviteOutcome) -> tuple[list[str] | None, str | None]:
+    error = outcome.error
     failure = None if error is None else [str(error).removeprefix("bulk_invite: "), error.delivery]
-    # The texts may hold any characters that came over the network. `json.dumps` escapes them in ASCII.
-    return b"\n" + json.dumps([*values, failure, outcome.anomaly], separators=(",", ":")).encode("ascii")
+    return failure, outcome.anomaly
 
 
 def status_of(line: bytes | None) -> OutcomeStatus:

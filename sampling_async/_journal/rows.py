@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sampling_async._contract.errors import JournalError
 from sampling_async._journal.database import transaction
 from sampling_async._journal.lock import Damage, Header
+from sampling_async._journal.members import MemberFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -61,6 +62,13 @@ SELECT quota_id FROM pair
 WHERE member = (SELECT id FROM member WHERE digest = ?) AND chunk = ?
 AND quota_id IN (SELECT each.value FROM json_each(?) AS each)
 """
+_ADD_PAIRS: Final = """
+INSERT OR REPLACE INTO pair
+SELECT member.id, each.value, ? FROM member CROSS JOIN json_each(?) AS each WHERE member.digest = ?
+"""
+_UNINDEXED: Final = 4096
+"""The most rows that are not in the index yet."""
+
 _TOGETHER: Final = 1000
 """With this many quotas, `requests` returns and leaves the next request to the next call."""
 
@@ -125,11 +133,14 @@ class JournalRows:
     Attributes:
         header: The number of rows, and the last digest.
         chunks: The highest chunk number.
+        members: The members with rows, and a few others.
     """
 
     def __init__(self, path: Path, *, is_damaged: bool = False) -> None:
         self.header = Header(0, b"")
         self.chunks = 0
+        self.members = MemberFilter()
+        self._unindexed: list[tuple[int, Note]] = []
         self._path = path
         self._database = _opened_database(str(path))
         # An empty name makes a temporary database: in memory, or in a nameless file if it grows too large.
@@ -214,14 +225,15 @@ class JournalRows:
         if self._one("PRAGMA quick_check(1)")[0] != b"ok":
             raise Damage("SQLite finds damaged pages in the file")
         self.header = at_header = Header(0, self._owner()[2])
-        with transaction(self._index):
-            for note in self._verified():
-                self._add(self.header.rows, note)
-                # The digest at the row that the lock file names must be the digest in the lock file.
-                if self.header.rows == header.rows:
-                    at_header = self.header
-                if not is_wanted():
-                    raise JournalError("is no longer needed: its user stopped waiting", path=self._path)
+        for note in self._verified():
+            self._add(self.header.rows, note)
+            if note.kind == SENT:
+                self.members.add(note.member_code)
+            # The digest at the row that the lock file names must be the digest in the lock file.
+            if self.header.rows == header.rows:
+                at_header = self.header
+            if not is_wanted():
+                raise JournalError("is no longer needed: its user stopped waiting", path=self._path)
         if self.header.rows < header.rows:
             raise Damage(f"the last {header.rows - self.header.rows} of {header.rows} rows are missing")
         if at_header != header:
@@ -293,7 +305,8 @@ class JournalRows:
 
     def recall(self, member_code: bytes, quota_ids: Iterable[int]) -> dict[int, Latest]:
         """Return the latest entry of each of these quotas of a member, if it was ever sent."""
-        key = blake2b(member_code, digest_size=DIGEST).digest()
+        self._index_rows()
+        key = _key_of(member_code)
         known: dict[int, Latest] = {}
         by_row: dict[tuple[int, int], list[int]] = {}
         for quota_id, chunk, row in self._index.execute(_FIND, (key, json.dumps([*quota_ids]))):
@@ -311,10 +324,11 @@ class JournalRows:
             after: The row of the last request that was returned, or 0.
             member_code: Return the chunks of this member only, if given.
         """
+        self._index_rows()
         found: list[JournaledRequest] = []
         quotas = 0
         for row, chunk, member, content in self._database.execute(_SENT, (after, member_code, member_code)):
-            key = blake2b(member, digest_size=DIGEST).digest()
+            key = _key_of(member)
             still = {each for (each,) in self._index.execute(_STILL, (key, chunk, content.decode("ascii")))}
             lines: dict[int, bytes | None] = {each: None for each in json.loads(content) if each in still}
             answer = self._index.execute("SELECT row FROM answer WHERE chunk = ?", (chunk,)).fetchone()
@@ -338,29 +352,40 @@ class JournalRows:
     def append(self, notes: Iterable[Note]) -> None:
         """Add rows. They are on disk when this returns."""
         header = self.header
-        # The inner transaction, of the index, is committed first. If the database then fails, the index has
-        # entries without rows. In the other order it could miss entries, and their quotas would be sent again.
-        with transaction(self._database), transaction(self._index):
-            for note in notes:
-                row = header.rows + 1
-                header = Header(row, _chained(header.digest, (row, *note)))
-                self._database.execute(_INSERT, (row, *note, header.digest))
-                self._add(row, note)
+        values: list[tuple[Any, ...]] = []
+        for note in notes:
+            row = header.rows + 1
+            header = Header(row, _chained(header.digest, (row, *note)))
+            values.append((row, *note, header.digest))
+            # Before the rows are written: if that fails, the index has entries without rows. In the other order
+            # it could miss entries, and their quotas would be sent again.
+            self._add(row, note)
+        with transaction(self._database):
+            self._database.executemany(_INSERT, values)
         self.header = header
 
     def _add(self, row: int, note: Note) -> None:
-        """Add a row to the index."""
-        if note.kind == ANSWERED:
-            self._index.execute("INSERT OR REPLACE INTO answer VALUES (?, ?)", (note.chunk, row))
+        """Add a row to those that the index will have before it is next read: many at once cost a third."""
+        self._unindexed.append((row, note))
+        if note.kind == SENT:
+            self.chunks = max(self.chunks, note.chunk)
+        if len(self._unindexed) >= _UNINDEXED:
+            self._index_rows()
+
+    def _index_rows(self) -> None:
+        if not self._unindexed:
             return
-        key = (blake2b(note.member_code, digest_size=DIGEST).digest(),)
-        self._index.execute("INSERT OR IGNORE INTO member (digest) VALUES (?)", key)
-        member = self._index.execute("SELECT id FROM member WHERE digest = ?", key).fetchone()[0]
-        self._index.execute(
-            "INSERT OR REPLACE INTO pair SELECT ?, value, ? FROM json_each(?)",
-            (member, note.chunk, note.content.decode("ascii")),
-        )
-        self.chunks = max(self.chunks, note.chunk)
+        sent = [note for _, note in self._unindexed if note.kind == SENT]
+        keys = [_key_of(note.member_code) for note in sent]
+        pairs = [(note.chunk, note.content.decode("ascii"), key) for note, key in zip(sent, keys, strict=True)]
+        answered = [(note.chunk, row) for row, note in self._unindexed if note.kind == ANSWERED]
+        with transaction(self._index):
+            self._index.executemany(
+                "INSERT OR IGNORE INTO member (digest) VALUES (?)", ((key,) for key in keys)
+            )
+            self._index.executemany(_ADD_PAIRS, pairs)
+            self._index.executemany("INSERT OR REPLACE INTO answer VALUES (?, ?)", answered)
+        self._unindexed.clear()
 
     def copy(self, path: Path) -> None:
         """Copy all rows into an existing, empty file."""
@@ -369,6 +394,10 @@ class JournalRows:
             self._database.backup(target)
         finally:
             target.close()
+
+
+def _key_of(member_code: bytes) -> bytes:
+    return blake2b(member_code, digest_size=DIGEST).digest()
 
 
 def _opened_database(path: str) -> sqlite3.Connection:

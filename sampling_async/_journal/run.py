@@ -13,16 +13,17 @@ import anyio
 import anyio.lowlevel
 
 from sampling_async._contract.errors import JournalError
-from sampling_async._journal.lines import line_of, outcomes_of
+from sampling_async._journal.lines import lines_of, outcomes_of
 from sampling_async._json.codec import plain_json
 from sampling_async._pacing.loops import Notifier
-from sampling_async._pacing.threads import in_thread, join_uncancelled, start
+from sampling_async._pacing.threads import SharedRun, in_thread, join_uncancelled, start
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from sampling_async._journal.file import JournalFile
+    from sampling_async._journal.rows import Latest
     from sampling_async._protocol.requests import Chunk
     from sampling_async._protocol.results import InviteOutcome
 
@@ -50,6 +51,9 @@ class Recorder(Protocol):
     async def written(self) -> None:
         """Wait until all that was noted before is on disk."""
 
+    def when_written(self, call: Callable[[BaseException | None], object]) -> None:
+        """Have a function called when all that was noted before is on disk, or with why that has failed."""
+
 
 @runtime_checkable
 class Replay(Protocol):
@@ -58,8 +62,16 @@ class Replay(Protocol):
     async def settled(self, member_code: str, quota_ids: Iterable[int]) -> None:
         """Wait until no chunk of this run is in flight about these quotas of a member."""
 
-    async def recall(self, member_code: str, quota_ids: Iterable[int]) -> Mapping[int, InviteOutcome]:
-        """Return the recorded outcomes of these quotas of a member, without those that were never sent."""
+    def knows(self, member_code: str) -> bool:
+        """Return whether anything may be recorded of a member, or be in flight. If not, nothing is recalled."""
+        ...
+
+    def is_in_flight(self, member_code: str) -> bool:
+        """Return whether a chunk of a member is in flight."""
+        ...
+
+    async def recall(self, pairs: Mapping[str, Collection[int]]) -> Mapping[str, Mapping[int, InviteOutcome]]:
+        """Return the recorded outcomes of quotas of some members, without those that were never sent."""
         ...
 
     def asks_again(self, outcome: InviteOutcome) -> bool:
@@ -95,7 +107,7 @@ class JournalRun:
         self._accept_damage = accept_damage
         self._owner = ("", "")
         self._file: JournalFile | None = None
-        self._lock = anyio.Lock()
+        self._commits = SharedRun(self._commit)
         self._chunks = 0
         self._chunks_before: int | None = None
         self._in_flight: dict[str, dict[int, Chunk]] = {}
@@ -125,7 +137,7 @@ class JournalRun:
             )
         self._in_flight.clear()
         self._settled = Notifier()
-        self._lock = anyio.Lock()
+        self._commits = SharedRun(self._commit)
         file = self._file = journal_file(self.path, self._owner, accept_damage=self._accept_damage)
         try:
             await in_thread(file.open)
@@ -173,18 +185,25 @@ class JournalRun:
                     waiting.pop()
             await anyio.lowlevel.checkpoint()
 
-    async def recall(self, member_code: str, quota_ids: Iterable[int]) -> dict[int, InviteOutcome]:
-        """Return the recorded outcomes of these quotas of a member, without those that were never sent.
+    def knows(self, member_code: str) -> bool:
+        """Return whether anything may be recorded of a member, or be in flight."""
+        return member_code in self._in_flight or self._opened().knows(member_code.encode())
+
+    def is_in_flight(self, member_code: str) -> bool:
+        """Return whether a chunk of a member is in flight."""
+        return member_code in self._in_flight
+
+    async def recall(self, pairs: Mapping[str, Collection[int]]) -> dict[str, dict[int, InviteOutcome]]:
+        """Return the recorded outcomes of quotas of some members, without those that were never sent.
 
         This does not wait for chunks in flight: their quotas are `unknown`. The time grows with the number of
         quotas, so give at most a thousand at once.
         """
         # Shielded: after a cancellation, `left_over` still needs these outcomes.
-        known: list[InviteOutcome] = []
-        file, before = self._opened(), self._chunks_before or 0
+        known: list[dict[str, dict[int, InviteOutcome]]] = []
         with anyio.CancelScope(shield=True):
-            known = await in_thread(_recalled, file, member_code, tuple(quota_ids), before)
-        return {outcome.quota_id: outcome for outcome in known}
+            known.append(await in_thread(_recalled, self._opened(), pairs, self._chunks_before or 0))
+        return known[0]
 
     def asks_again(self, outcome: InviteOutcome) -> bool:
         """Return whether to send a quota ID again that has this outcome."""
@@ -223,21 +242,24 @@ class JournalRun:
 
         outcomes = list(outcomes)
         if outcomes:
-            lines = b"".join(map(line_of, outcomes))
-            self._opened().note(ANSWERED, number, outcomes[0].member_code.encode(), lines)
+            self._opened().note(ANSWERED, number, outcomes[0].member_code.encode(), lines_of(outcomes))
 
     async def written(self) -> None:
-        """Wait until all rows noted before are on disk. The first task that gets the lock writes for all.
+        """Wait until all rows noted before are on disk. One commit writes the rows of all tasks that wait.
 
         Rows that no task waits for are written with the next rows, at the latest when the journal is closed.
         """
-        # Example: tasks A, B and C note a row each. A writes all three. B and C then get the lock, find
-        # `file.written` high enough, and return at once.
         file = self._opened()
         noted = file.noted
-        async with self._lock:
-            if file.written < noted:
-                await in_thread(file.write)
+        if file.written < noted:
+            await self._commits.join()
+
+    def when_written(self, call: Callable[[BaseException | None], object]) -> None:
+        """Have a function called when all rows noted before are on disk, or with why that has failed."""
+        self._commits.then(call)
+
+    def _commit(self) -> Callable[[], object]:
+        return bool if self._file is None else self._file.write  # if it is closed, all rows are written
 
 
 def journal_file(path: Path, owner: tuple[str, str] | None, *, accept_damage: bool = False) -> JournalFile:
@@ -248,14 +270,24 @@ def journal_file(path: Path, owner: tuple[str, str] | None, *, accept_damage: bo
 
 
 def _recalled(
-    file: JournalFile, member_code: str, quota_ids: tuple[int, ...], before: int
-) -> list[InviteOutcome]:
+    file: JournalFile, pairs: Mapping[str, Collection[int]], before: int
+) -> dict[str, dict[int, InviteOutcome]]:
     """Return the outcomes in the journal. Chunks up to `before` are from earlier runs: `replayed`."""
+    codes = [code.encode() for code in pairs]
+    found = file.recall(list(zip(codes, pairs.values(), strict=True)))
+    return {code: _outcomes(file, code, latest, before) for code, latest in zip(pairs, found, strict=True)}
+
+
+def _outcomes(
+    file: JournalFile, member_code: str, found: Mapping[int, Latest], before: int
+) -> dict[int, InviteOutcome]:
+    if not found:
+        return {}
     # The index is a bool: `parts[False]` has the lines of this run, `parts[True]` those of earlier runs.
     parts: tuple[dict[int, bytes | None], ...] = ({}, {})
-    for quota_id, latest in file.recall(member_code.encode(), quota_ids).items():
+    for quota_id, latest in found.items():
         parts[latest.chunk <= before][quota_id] = latest.line
     of_this, replayed = (
         outcomes_of(member_code, lines, file.path, replayed=bool(which)) for which, lines in enumerate(parts)
     )
-    return [outcome for outcome in (*replayed, *of_this) if outcome.status != "not_sent"]
+    return {each.quota_id: each for each in (*replayed, *of_this) if each.status != "not_sent"}

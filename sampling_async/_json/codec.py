@@ -35,7 +35,7 @@ from sampling_async._contract.records import wire_name
 from sampling_async._json import fast, rules
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sampling_async._contract.records import Survey
     from sampling_async._json.fast import KnownSurveys, Shared, WireItem
@@ -105,6 +105,13 @@ def plain_json(value: object) -> bytes:
     import msgspec  # noqa: PLC0415
 
     return msgspec.json.encode(value)
+
+
+def json_lines(values: Iterable[object]) -> bytes:
+    """Write the same, a line for each value, without a line feed at the end."""
+    import msgspec  # noqa: PLC0415
+
+    return msgspec.json.Encoder().encode_lines(values)[:-1]
 
 
 def packed(record: object) -> bytes:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 Job = TypeVar("Job")
 Job_co = TypeVar("Job_co", covariant=True)
+
+Later: TypeAlias = "Callable[[Callable[[BaseException | None], object]], object]"
+"""Has a function called, later, with what has failed or None."""
 
 # Jobs that `several` returns at once. With more of them, the garbage collector would visit many new objects.
 _BATCH: Final = 32
@@ -67,7 +71,9 @@ class JobStream(Background, Generic[Job]):
         source: The source of the jobs. A separate task draws from it and closes it at the end.
         run: Runs one job, and notes the result in the job. It may release the permit, which is otherwise used
             for the next job or released after it. The permit is not held if its deadline passed first. `run`
-            must let the event loop go round, because its task may go on to the next job without doing so.
+            must let the event loop go round, because its task may go on to the next job without doing so. If
+            the result may not be returned yet, it returns a function that is called with another one, and
+            calls that one when it may, with None or a failure.
         window: The number of jobs that may be drawn and not yet returned. It bounds the memory.
         needs_permit: Returns whether a job must wait for its permit.
 
@@ -79,7 +85,7 @@ class JobStream(Background, Generic[Job]):
         self,
         permit: Callable[[], Permit],
         source: JobSource[Job],
-        run: Callable[[Job, Permit], Awaitable[object]],
+        run: Callable[[Job, Permit], Awaitable[Later | None]],
         *,
         window: int,
         needs_permit: Callable[[Job], bool] = lambda _: True,
@@ -90,6 +96,7 @@ class JobStream(Background, Generic[Job]):
         self._source = source
         self._run = run
         self._needs_permit = needs_permit
+        self._undone: set[Job] = set()  # that were begun
         self._done: deque[Job] = deque()
         self._idle: list[_Idle[Job]] = []
         self._parked: Job | None = None  # drawn, and waiting for a permit
@@ -99,6 +106,7 @@ class JobStream(Background, Generic[Job]):
         self._in_batches = False
         self._next_round: Callable[[], Awaitable[object]] = anyio.lowlevel.checkpoint
         self._room = Notifier()  # a place in the window is free
+        self._settled = Notifier()  # no job is undone
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -165,6 +173,8 @@ class JobStream(Background, Generic[Job]):
                 self._drawn = True
                 for idle in self._idle:
                     idle.woken.set()
+        while self._undone:
+            await self._settled.wait()
 
     async def _hand_out(self, running: TaskGroup | Tasks) -> None:
         """Draw one job after the other, and give each to a task."""
@@ -243,12 +253,13 @@ class JobStream(Background, Generic[Job]):
         permit = self.open[job]
         try:
             while True:
+                self._undone.add(job)
                 try:
-                    await self._run(job, permit)
+                    later = await self._run(job, permit)
+                    done = partial(self._is_done, job)
+                    done() if later is None else later(done)
                 except BaseException as exc:  # noqa: BLE001  raised by _end
-                    self._fail(exc)
-                else:
-                    self._is_done(job)
+                    self._is_done(job, exc)
                 following = self._go_on(permit)
                 if following is not None:
                     # So all tasks that have a response handle it first, and then all send their next requests
@@ -264,7 +275,13 @@ class JobStream(Background, Generic[Job]):
             permit.release()
             self._fail(exc)
 
-    def _is_done(self, job: Job) -> None:
+    def _is_done(self, job: Job, failure: BaseException | None = None) -> None:
+        self._undone.discard(job)
+        if not self._undone:
+            self._settled.notify()
+        if failure is not None:
+            self._fail(failure)
+            return
         self._done.append(job)
         if self._in_batches:
             self._leave_window()

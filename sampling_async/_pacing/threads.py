@@ -7,14 +7,18 @@ exception of a signal handler has ended the event loop, that join would never re
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from copy import copy
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from sampling_async._pacing.loops import asyncio_loop
+from sampling_async._pacing.loops import OneShotEvent, asyncio_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -88,11 +92,40 @@ async def run_cancellable(function: Callable[[CancelFlag], T]) -> T:
     return await join_uncancelled(start(function, flag), flag.cancel)
 
 
-def start(function: Callable[..., T], *args: Any) -> Run[T]:
-    """Start a function in a thread and return at once."""
-    run = Run(function, args, anyio.Event())
-    threading.Thread(target=run.through, args=(call_soon_here(),), name="sampling_async", daemon=True).start()
+def start(function: Callable[..., T], *args: Any, then: Callable[[Run[T]], object] | None = None) -> Run[T]:
+    """Start a function in a thread and return at once; `then` is called in the event loop when it has ended."""
+    run = Run(function, args, anyio.Event(), then)
+    try:
+        waiting = _idle.pop()
+    except IndexError:
+        waiting = SimpleQueue()
+        threading.Thread(target=_work, args=(waiting,), name="sampling_async", daemon=True).start()
+    waiting.put(partial(run.through, call_soon_here()))
     return run
+
+
+# To start a thread holds the event loop up until it runs, a fifth of a millisecond. So threads wait a little
+# for more work, the latest one first.
+_Queue: TypeAlias = "SimpleQueue[Callable[[], None]]"
+_idle: Final[list[_Queue]] = []
+_IDLE_SECONDS: Final = 0.5
+
+
+def _work(waiting: _Queue) -> None:
+    while True:
+        try:
+            waiting.get(timeout=_IDLE_SECONDS)()  # kept nowhere: the result belongs to who waits for it
+        except Empty:
+            try:
+                _idle.remove(waiting)
+            except ValueError:  # it has just got work
+                continue
+            return
+        _idle.append(waiting)
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no forks
+    os.register_at_fork(after_in_child=_idle.clear)  # the threads are in the parent only
 
 
 class Run(Generic[T]):
@@ -102,8 +135,15 @@ class Run(Generic[T]):
         over: Set in the event loop that started the function, when the function has ended.
     """
 
-    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], over: anyio.Event) -> None:
+    def __init__(
+        self,
+        function: Callable[..., T],
+        args: tuple[Any, ...],
+        over: anyio.Event,
+        then: Callable[[Run[T]], object] | None = None,
+    ) -> None:
         self.over = over
+        self._then = then
         self._function = function
         self._args = args
         self._result: T
@@ -116,7 +156,12 @@ class Run(Generic[T]):
         except BaseException as exc:  # noqa: BLE001  raised where it is waited for
             self._failure = exc
         with suppress(RuntimeError):  # the event loop has ended, so no task waits
-            call_soon(self.over.set)
+            call_soon(self._end)
+
+    def _end(self) -> None:
+        self.over.set()
+        if self._then is not None:
+            self._then(self)
 
     def result(self) -> T:
         """Return the function's result, or raise its exception. It can be called once."""
@@ -129,6 +174,62 @@ class Run(Generic[T]):
             raise failure
         finally:
             del failure
+
+
+class SharedRun:
+    """A function in a thread that many wait for together, such as a commit of what they all have noted.
+
+    Who comes while it runs waits for its next run, which begins when this one has ended.
+
+    Args:
+        prepare: Called in the event loop before each run; returns the function.
+    """
+
+    def __init__(self, prepare: Callable[[], Callable[[], object]]) -> None:
+        self._prepare = prepare
+        self._waiting: list[Callable[[BaseException | None], object]] = []
+        self._is_busy = False
+
+    def then(self, call: Callable[[BaseException | None], object]) -> None:
+        """Have a function called after a run that begins from now on, with what that has raised or None."""
+        self._waiting.append(call)
+        if not self._is_busy:
+            self._begin_soon()
+
+    async def join(self) -> None:
+        """Wait for a run that begins from now on. What it raises is raised here, and wherever it is joined."""
+        over, failures = OneShotEvent(), list[BaseException | None]()
+
+        def end(failure: BaseException | None) -> None:
+            failures.append(failure)
+            over.set()
+
+        self.then(end)
+        await over.wait()
+        if (failure := failures.pop()) is not None:
+            raise copy(failure)
+
+    def _begin_soon(self) -> None:
+        # Not at once: all tasks of this round of the loop have noted what they have before it begins.
+        self._is_busy = True
+        loop = asyncio_loop()
+        (call_soon_here() if loop is None else loop.call_soon)(self._begin)
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        start(self._prepare(), then=partial(self._ended, waiting))
+
+    def _ended(self, waiting: list[Callable[[BaseException | None], object]], run: Run[object]) -> None:
+        failure: BaseException | None = None
+        try:
+            run.result()
+        except BaseException as exc:  # noqa: BLE001  raised where it is joined
+            failure = exc.with_traceback(None)
+        self._is_busy = False
+        for call in waiting:
+            call(failure)
+        if self._waiting and not self._is_busy:
+            self._begin_soon()
 
 
 def call_soon_here() -> _CallSoon:

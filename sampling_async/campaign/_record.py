@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from sampling_async._pacing.loops import Notifier
-from sampling_async._pacing.threads import in_thread
+from sampling_async._pacing.threads import SharedRun, in_thread
 from sampling_async.campaign._ledger_file import LedgerError, Notes, PairEnd
 from sampling_async.campaign._summing import Moments
 
@@ -68,8 +67,7 @@ class LedgerRecord:
         self._noted = self._on_disk = 0
         self._requests = ledger.last_request()
         self.asked = asked
-        self._lock = anyio.Lock()
-        self._writing = threading.Lock()
+        self._writes = SharedRun(self._write_soon)
         self._owner = ("", "")
 
     @property
@@ -176,21 +174,23 @@ class LedgerRecord:
         )
 
     async def written(self) -> None:
-        """Wait until all that was noted before is on disk. The first task that gets the lock writes for all."""
-        noted = self._noted
-        async with self._lock:
-            if self._on_disk < noted:
-                self._notes.moments += self.moments.taken()
-                self._unwritten.append((self._notes, self._noted))
-                self._notes = Notes()
-                await in_thread(self._write)
+        """Wait until all that was noted before is on disk. One transaction writes for all tasks that wait."""
+        if self._on_disk < self._noted:
+            await self._writes.join()
+
+    def when_written(self, call: Callable[[BaseException | None], object]) -> None:
+        """Have a function called when all that was noted before is on disk, or with why that has failed."""
+        self._writes.then(call)
+
+    def _write_soon(self) -> Callable[[], object]:
+        self._notes.moments += self.moments.taken()
+        self._unwritten.append((self._notes, self._noted))
+        self._notes = Notes()
+        return self._write
 
     def _write(self) -> None:
-        # A cancelled task leaves this running, so that there may be two. If the ledger cannot be written, the
-        # notes stay, and the next call writes them.
-        with self._writing:
-            some = list(self._unwritten)
-            if some:
-                self._ledger.write([notes for notes, _ in some], self._requests)
-                self._on_disk = some[-1][1]
-                del self._unwritten[: len(some)]
+        # If the ledger cannot be written, the notes stay, and the next call writes them.
+        some = list(self._unwritten)
+        self._ledger.write([notes for notes, _ in some], self._requests)
+        self._on_disk = some[-1][1]
+        del self._unwritten[: len(some)]

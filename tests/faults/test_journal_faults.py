@@ -24,7 +24,7 @@ from sampling_async import Invite, InviteOutcome, Journal, JournalError
 from sampling_async._journal import mending
 from sampling_async._journal.file import JournalFile
 from sampling_async._journal.journal import run_of
-from sampling_async._journal.lines import line_of
+from sampling_async._journal.lines import lines_of
 from sampling_async._journal.lock import Damage, Header, JournalLock
 from sampling_async._journal.rows import ANSWERED, SENT, JournalRows
 
@@ -45,8 +45,8 @@ def note(file: JournalFile, chunk: int, member_code: str, quota_ids: range, *, a
     code = member_code.encode()
     file.note(SENT, chunk, code, json.dumps(list(quota_ids)).encode())
     if answered:
-        lines = (line_of(outcome(member_code, quota_id)) for quota_id in quota_ids)
-        file.note(ANSWERED, chunk, code, b"".join(lines))
+        lines = lines_of(outcome(member_code, quota_id) for quota_id in quota_ids)
+        file.note(ANSWERED, chunk, code, lines)
 
 
 def fill(path: Path, *, and_go: bool) -> JournalFile:
@@ -85,7 +85,8 @@ def told(path: Path, **options) -> dict[tuple[str, int], InviteOutcome]:
         journal.claim(*OWNER)
         await journal.open()
         try:
-            known = [(await journal.recall(member_code, QUOTAS)).values() for member_code in MEMBERS]
+            recalled = await journal.recall(dict.fromkeys(MEMBERS, QUOTAS))
+            known = [recalled[member_code].values() for member_code in MEMBERS]
             return {(each.member_code, each.quota_id): each for some in known for each in some}
         finally:
             await journal.close()
