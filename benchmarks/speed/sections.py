@@ -20,6 +20,7 @@ SECTIONS: Final = {
     "layers": "Layers: where the CPU of a bulk request goes",
     "single": "Single: one call of one quota ID after the other",
     "journal": "Journal: what it costs that each request is on disk before it is sent",
+    "campaign": "Campaign: what its requests cost, by those of a plain fan-out",
     "watching": "Watching: what hooks and OpenTelemetry cost",
     "width": "Width: from one request at a time to hundreds",
     "queued": "Queued: from ten waiting chunks to a hundred thousand",

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from inspect import isasyncgen
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from math import inf
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import anyio
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.loops import LoopYielder
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 T = TypeVar("T")
 
 AnyIterable: TypeAlias = Iterable[T] | AsyncIterable[T]
 """The accepted types of input: iterable or async iterable."""
+
+
+class PromptItems(AsyncIterator[T]):
+    """An async iterator that has most of its items without a wait, so that a task can take them in passing."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __next__(self) -> T:
+        """Return the next item; raise StopIteration if that takes a wait."""
 
 
 class Input(Generic[T]):
@@ -40,6 +50,7 @@ class Input(Generic[T]):
         self._remaining = remaining
         self._iterator: Iterator[T] | None = None
         self._async_iterator: AsyncIterator[T] | None = None
+        self._prompt: Iterator[T] | None = None  # for the items that need no wait
         self._turns = LoopYielder()
         self._raised: Exception | None = None  # by the input, when it was read ahead
 
@@ -64,9 +75,9 @@ class Input(Generic[T]):
         The caller gives the event loop its turns: nobody may read many items by this alone.
         """
         self._raise()
-        if self._iterator is None or (self._remaining is not None and self._remaining() <= 0):
+        if self._prompt is None or (self._remaining is not None and self._remaining() <= 0):
             return False
-        return self._read_next(self._iterator)
+        return self._read_next(self._prompt)
 
     def read_ahead(self) -> bool:
         """Do the same. An error of the input is raised by the next read: what was read before comes first."""
@@ -91,11 +102,12 @@ class Input(Generic[T]):
     def _open(self) -> None:
         if isinstance(self._items, AsyncIterable):
             self._async_iterator = aiter(self._items)
+            self._prompt = self._items if isinstance(self._items, PromptItems) else None
         else:
-            self._iterator = iter(self._items)
+            self._iterator = self._prompt = iter(self._items)
 
     async def _read_async(self, source: AsyncIterator[T], remaining: float | None) -> None:
-        if remaining is None:
+        if remaining is None or remaining == inf:
             self.latest = await anext(source, Input.NOTHING)
             return
         with anyio.move_on_after(remaining):
