@@ -33,17 +33,7 @@ if TYPE_CHECKING:
 
 
 class OutcomePrinter:
-    """Shows outcomes as they finish, the progress of the run, and a summary at the end of the `with` block.
-
-    Args:
-        tally: The counts of outcomes.
-        as_lines: Whether to print lines of JSON, or lines for people.
-        with_members: Whether lines for people name the member.
-
-    Attributes:
-        tally: The counts of outcomes.
-        bar: The display of progress.
-    """
+    """Shows outcomes as they finish, the progress of the run, and a summary at the end of the `with` block."""
 
     def __init__(self, tally: Tally, *, as_lines: bool, with_members: bool = False) -> None:
         self.tally = tally
@@ -68,11 +58,9 @@ class OutcomePrinter:
 
     @property
     def count(self) -> int:
-        """How many outcomes were added."""
         return self.tally.total
 
     def add(self, outcome: InviteOutcome) -> None:
-        """Show an outcome."""
         self.tally.add(outcome)
         if self._page is not None:
             self._page.add(outcome)
@@ -111,11 +99,7 @@ _UNASKED: Final = SamplingError(
 
 
 class Work(Protocol):
-    """The requests of a run.
-
-    Attributes:
-        source: The input that is read during the run; None if all requests are known beforehand.
-    """
+    """The requests of a run."""
 
     @property
     def source(self) -> Items[Any] | None:
@@ -140,14 +124,7 @@ class Work(Protocol):
 
 
 class OneMember:
-    """Quota IDs of one member: a list, or a stream. With a journal, all are read before the first is sent.
-
-    Args:
-        member_code: The member.
-        asked: The quota IDs.
-        journal: The journal that records what is sent, if any.
-        goal: See `SamplingClient.fan_out`.
-    """
+    """Quota IDs of one member: a list, or a stream. With a journal, all are read before the first is sent."""
 
     def __init__(
         self, member_code: str, asked: list[int] | Items[int], journal: Journal | None, goal: Goal | None
@@ -159,7 +136,6 @@ class OneMember:
         self.source = None if isinstance(asked, list) else asked
 
     async def stream(self, client: SamplingClient) -> OutcomeStream:
-        """Start the stream of outcomes."""
         if self._journal is None:
             asked = self._known if self.source is None else self.source
             return client.stream_bulk_invite(self._member_code, asked, goal=self._goal)
@@ -173,24 +149,14 @@ class OneMember:
         """Return nothing: the stream knows the number, or the source is read as it comes."""
 
     def known(self) -> Iterator[Pair]:
-        """Yield the pairs known without reading the source."""
         return ((self._member_code, quota_id) for quota_id in self._known)
 
     def pairs(self, item: int) -> Iterator[Pair]:
-        """Yield the pair of a quota ID."""
         yield self._member_code, item
 
 
 class ManyMembers:
-    """Requests of many members, sent as they are read.
-
-    Args:
-        source: The requests.
-        journal: The journal that records what is sent, if any.
-        goal: See `SamplingClient.fan_out`.
-        repeats: Likewise.
-        count: Counts the quota IDs of the source, if that can be done beforehand.
-    """
+    """Requests of many members, sent as they are read."""
 
     def __init__(
         self,
@@ -207,7 +173,6 @@ class ManyMembers:
         self._count = count
 
     async def stream(self, client: SamplingClient) -> OutcomeStream:
-        """Start the stream of outcomes."""
         return client.fan_out(self.source, journal=self._journal, goal=self._goal, repeats=self._repeats)
 
     async def total(self) -> int | None:
@@ -219,20 +184,10 @@ class ManyMembers:
         return iter(())
 
     def pairs(self, item: InviteRequest) -> Iterator[Pair]:
-        """Yield the pairs of a request."""
         return ((item.member_code, quota_id) for quota_id in item.quota_ids)
 
 
 class BulkRun:
-    """Requests invites and shows every outcome.
-
-    Args:
-        work: The requests.
-        journal: The journal of `work`, if any.
-        shown: The printer that shows outcomes.
-        signals: The handling of signals.
-    """
-
     def __init__(
         self, work: Work, journal: Journal | None, shown: OutcomePrinter, signals: SignalHandler
     ) -> None:
@@ -326,16 +281,6 @@ class _Leftovers:
 
     If there is a journal, each `unknown` outcome is looked up in it. The journal's outcome is shown instead, or
     `not_sent` if the journal has none for the ID.
-
-    Args:
-        shown: The printer that shows outcomes.
-        journal: The journal, if there is one.
-        client: The client that the journal belongs to.
-        error: The reason why the rest was not sent.
-        stream: The stream, if it was started.
-
-    Attributes:
-        count: How many outcomes were added.
     """
 
     def __init__(

@@ -11,15 +11,10 @@ import typer
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign_options import (
-    InviteFormat,
-    LimitOptions,
-    RunOptions,
-    Settings,
-)
+from sampling_async._cli._campaign_options import InviteFormat, LimitOptions, RunOptions, Settings
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import quietable, takes
+from sampling_async._cli._options import argument, flag, option, quietable, takes
 from sampling_async._cli._tally import USAGE
 
 if TYPE_CHECKING:
@@ -62,25 +57,17 @@ app: Final = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the campaign.", show_default=False)]
+Folder = Annotated[Path, argument("DIR", "The folder of the campaign.")]
 Panel = Annotated[
     str | None,
-    typer.Argument(
-        metavar="PANEL",
-        help=(
-            "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-            "member, as for `match`. Without it, the campaign in DIR goes on."
-        ),
-        show_default=False,
+    argument(
+        "PANEL",
+        "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+        "member, as for `match`. Without it, the campaign in DIR goes on.",
     ),
 ]
-PanelAgain = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="PANEL", help="The panel. Default: the one that was planned before.", show_default=False
-    ),
-]
-AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, on a terminal too.", metavar="")]
+AsJSON = Annotated[bool, flag("Print JSON, on a terminal too.", "--json")]
+PanelAgain = Annotated[str | None, argument("PANEL", "The panel. Default: the one that was planned before.")]
 
 
 @app.command(cls=Command)
@@ -93,10 +80,7 @@ def run(
     settings: Settings,
     limits: LimitOptions,
     options: RunOptions,
-    out: Annotated[
-        Path,
-        typer.Option(help="The folder of the campaign; it is made.", metavar="DIR", show_default=False),
-    ],
+    out: Annotated[Path, option("DIR", "The folder of the campaign; it is made.")],
 ) -> None:
     """Plan invites for a whole panel, request them, and write the outcome of each pair.
 
@@ -145,9 +129,7 @@ def _job(
 def pause(
     folder: Folder,
     *,
-    reason: Annotated[
-        str, typer.Option(help="Why, for the status and the report.", metavar="TEXT", show_default=False)
-    ] = "",
+    reason: Annotated[str, option("TEXT", "Why, for the status and the report.", show_default=False)] = "",
     as_json: AsJSON = False,
 ) -> None:
     """Pause a campaign: no more requests until `resume`. Those in flight are still answered.
@@ -216,19 +198,11 @@ def report(
     folder: Folder,
     *,
     partition: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="As for `run`. Default: what the run was given.", metavar="COLUMN", show_default=False
-        ),
+        list[str] | None, option("COLUMN", "As for `run`. Default: what the run was given.")
     ] = None,
     format_: Annotated[
         InviteFormat | None,
-        typer.Option(
-            "--format",
-            help="As for `run`. Default: what the run was given.",
-            metavar="parquet|jsonl",
-            show_default=False,
-        ),
+        option("parquet|jsonl", "As for `run`. Default: what the run was given.", "--format"),
     ] = None,
 ) -> None:
     """Write the files of a campaign again, from its ledger, even while it runs.
@@ -260,11 +234,7 @@ def report(
 
 
 def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
-    """Do something with the ledger of a campaign.
-
-    Raises:
-        typer.Exit: That failed; one line on stderr says why.
-    """
+    """Do something with the ledger of a campaign."""
     _need_the_extra()
     from sampling_async._cli._campaign_run import ledger_in  # noqa: PLC0415  numpy, pyarrow: an extra
     from sampling_async.campaign._campaign import with_ledger  # noqa: PLC0415
@@ -283,14 +253,7 @@ def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
 
 
 def _need_the_extra(*others: str) -> None:
-    """End the program, with a line that says what to install, if the extra is missing.
-
-    Args:
-        others: Packages of the extra that are needed beside those that every command of a campaign needs.
-
-    Raises:
-        typer.Exit: It is missing.
-    """
+    """End the program, with a line that says what to install, if the extra is missing."""
     try:
         for name in (*others, "sampling_async.campaign"):
             import_module(name)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
-import typer
 from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli._match_options import MatchOptions
+from sampling_async._cli._options import AsJSON, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PLAN: Final = "The plan"
-_RUN: Final = "The run"
-_LIMITS: Final = "Limits, heeded by a run within a second"
+_of_plan: Final = partial(option, panel="The plan")
+_of_run: Final = partial(option, panel="The run")
+_limit: Final = partial(option, panel="Limits, heeded by a run within a second")
 NONE: Final = "none"
 """The value that takes a limit away."""
 
@@ -32,41 +33,25 @@ class InviteFormat(StrEnum):
     jsonl = "jsonl"
 
 
-def _option(panel: str, help_text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False, **more)
-
-
 @frozen(kw_only=True)
 class LimitOptions:
     """The options that set limits. They are text, since each may be `none`."""
 
     concurrency: Annotated[
-        str | None, _option(_LIMITS, "The most members whose invites are requested at once.", metavar="N|none")
+        str | None, _limit("N|none", "The most members whose invites are requested at once.")
     ] = None
-    invites_per_minute: Annotated[
-        str | None, _option(_LIMITS, "The most invites a minute.", metavar="N|none")
-    ] = None
-    max_invites: Annotated[
-        str | None, _option(_LIMITS, "The most invites in all; unknown outcomes count.", metavar="N|none")
-    ] = None
-    max_spend: Annotated[
-        str | None, _option(_LIMITS, "The most that the invites may cost, see --cost.", metavar="X|none")
-    ] = None
+    invites_per_minute: Annotated[str | None, _limit("N|none", "The most invites a minute.")] = None
+    max_invites: Annotated[str | None, _limit("N|none", "The most invites in all; unknown outcomes count.")] = (
+        None
+    )
+    max_spend: Annotated[str | None, _limit("X|none", "The most that the invites may cost, see --cost.")] = None
     hours: Annotated[
-        str | None,
-        _option(_LIMITS, "The times of the day between which it sends requests.", metavar="22:00-06:00|none"),
+        str | None, _limit("22:00-06:00|none", "The times of the day between which it sends requests.")
     ] = None
-    zone: Annotated[
-        str | None,
-        _option(_LIMITS, "The time zone of --hours. Default: UTC.", metavar="Europe/Berlin|none"),
-    ] = None
+    zone: Annotated[str | None, _limit("Europe/Berlin|none", "The time zone of --hours. Default: UTC.")] = None
 
     def changes(self) -> dict[str, Any]:
-        """Return the limits that were given, by their names in `Limits`; None takes one away.
-
-        Raises:
-            InvalidRequestError: A value is not possible. The text names the option.
-        """
+        """Return the limits that were given, by their names in `Limits`; None takes one away."""
         from sampling_async.campaign import Limits  # noqa: PLC0415  numpy, pyarrow: an extra
 
         found: dict[str, Any] = {}
@@ -101,79 +86,53 @@ class Settings:
 
     column: Annotated[
         list[str] | None,
-        _option(
-            _PLAN,
-            "The column of the panel that holds a question; can be given several times.",
-            metavar="QUESTION=NAME",
-        ),
+        _of_plan("QUESTION=NAME", "The column of the panel that holds a question; can be given several times."),
     ] = None
     bands: Annotated[
         Path | None,
-        _option(
-            _PLAN,
-            "A JSON file of age bands, as for `match`. Default: PANEL.bands.json beside the panel.",
-            metavar="FILE",
+        _of_plan(
+            "FILE", "A JSON file of age bands, as for `match`. Default: PANEL.bands.json beside the panel."
         ),
     ] = None
     at_least_one: Annotated[
-        bool | None,
-        _option(_PLAN, "A member may fit several sub-quotas of a layer.", "--at-least-one", metavar=""),
+        bool | None, _of_plan("", "A member may fit several sub-quotas of a layer.", "--at-least-one")
     ] = None
-    allocate: Annotated[
-        int | None, _option(_PLAN, "At most N quotas of each member. Default: 5.", min=1, metavar="N")
-    ] = None
+    allocate: Annotated[int | None, _of_plan("N", "At most N quotas of each member. Default: 5.", min=1)] = None
     overshoot: Annotated[
         float | None,
-        _option(
-            _PLAN,
-            "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1.",
-            metavar="X",
-        ),
+        _of_plan("X", "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1."),
     ] = None
     rate: Annotated[
-        float | None,
-        _option(_PLAN, "The share of invites that members follow, 0.2 for a fifth. Default: 1.", metavar="X"),
+        float | None, _of_plan("X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.")
     ] = None
-    cost: Annotated[
-        float | None, _option(_PLAN, "What an invite costs you. Default: 0.", min=0, metavar="X")
-    ] = None
+    cost: Annotated[float | None, _of_plan("X", "What an invite costs you. Default: 0.", min=0)] = None
     watch: Annotated[
         float | None,
-        _option(
-            _RUN,
+        _of_run(
+            "SECONDS",
             "Seconds between two polls of the quotas: closed ones are not requested. 0: never. Default: 60.",
             min=0,
-            metavar="SECONDS",
         ),
     ] = None
     notifications: Annotated[
         Path | None,
-        _option(
-            _RUN,
-            "The store of `notifications serve`: quotas that it reports as closed are not requested.",
-            metavar="FILE",
+        _of_run(
+            "FILE", "The store of `notifications serve`: quotas that it reports as closed are not requested."
         ),
     ] = None
     max_turns: Annotated[
         int | None,
-        _option(
-            _RUN,
-            "The most requests for one member, if some of its quotas are refused. Default: 3.",
-            min=1,
-            metavar="N",
-        ),
+        _of_run("N", "The most requests for one member, if some of its quotas are refused. Default: 3.", min=1),
     ] = None
     partition: Annotated[
         list[str] | None,
-        _option(
-            _RUN,
+        _of_run(
+            "COLUMN",
             "Divide the invites into folders by survey_id, wave_id, quota_id or day; can be given again.",
-            metavar="COLUMN",
         ),
     ] = None
     format: Annotated[
-        InviteFormat | None,
-        _option(_RUN, "The format of the invites. Default: parquet.", metavar="parquet|jsonl"),
+        InviteFormat | None, _of_run("parquet|jsonl", "The format of the invites. Default: parquet.")
     ] = None
 
     def over(self, saved: Settings) -> Settings:
@@ -184,7 +143,6 @@ class Settings:
         )
 
     def matching(self, workers: int | None = None) -> MatchOptions:
-        """Return the options of `match` that these are."""
         return MatchOptions(
             column=self.column, bands=self.bands, at_least_one=bool(self.at_least_one), workers=workers
         )
@@ -206,22 +164,13 @@ DEFAULTS: Final = Settings(
 
 @frozen(kw_only=True)
 class SavedOptions:
-    """What a campaign saves beside its plan, so that a later command needs only its folder.
+    """What a campaign saves beside its plan, so that a later command needs only its folder."""
 
-    Attributes:
-        panel: The panel's file, as an absolute path, or a query; None if it is not known.
-        settings: The settings.
-    """
-
-    panel: str | None = None
+    panel: str | None = None  # an absolute path, or a query; None if it is not known
     settings: Settings = DEFAULTS
 
     def refuse_another_plan(self, panel: str | None, given: Settings, folder: Path) -> None:
-        """Refuse a panel or options that the plan in a folder was not made with, since they had no effect.
-
-        Raises:
-            InvalidRequestError: There is one. The text names it.
-        """
+        """Refuse a panel or options that the plan in a folder was not made with, since they had no effect."""
         values, saved = _values(given), _values(self.settings)
         other = [name for name in _OF_THE_PLAN if values[name] not in (None, [], saved[name])]
         what = [f"--{name.replace('_', '-')}" for name in other]
@@ -234,7 +183,6 @@ class SavedOptions:
             )
 
     def to_json(self) -> str:
-        """Return this as JSON."""
         plain = {n: str(v) if isinstance(v, Path) else v for n, v in _values(self.settings).items()}
         return json.dumps({"panel": self.panel, **plain})
 
@@ -262,22 +210,14 @@ class RunOptions:
 
     inventory: Annotated[
         Path | None,
-        _option(
-            _PLAN,
+        _of_plan(
+            "FILE",
             "Plan with the inventory of a file, as `quotas` writes it; - for stdin. Default: ask the service.",
-            metavar="FILE",
         ),
     ] = None
     workers: Annotated[
-        int | None,
-        _option(_PLAN, "The number of processes that match. Default: all cores.", min=1, metavar="N"),
+        int | None, _of_plan("N", "The number of processes that match. Default: all cores.", min=1)
     ] = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan, show the plan, and request nothing.", metavar="")
-    ] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first run.", metavar="")] = (
-        False
-    )
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON lines, on a terminal too.", metavar="")
-    ] = False
+    dry_run: Annotated[bool, flag("Plan, show the plan, and request nothing.", "--dry-run")] = False
+    yes: Annotated[bool, flag("Do not ask before the first run.", "--yes", "-y")] = False
+    as_json: AsJSON = False

@@ -52,11 +52,6 @@ _GRACE: Final = 10.0
 
 
 def ledger_in(folder: Path) -> Path:
-    """Return the ledger of a campaign that is in a folder.
-
-    Raises:
-        InvalidRequestError: There is none.
-    """
     path = folder / LEDGER
     if not path.is_file():
         raise InvalidRequestError(
@@ -71,30 +66,19 @@ def saved_in(ledger: CampaignLedger) -> SavedOptions:
 
 
 def title_of(folder: Path) -> str:
-    """Return the title of a campaign's report."""
     return f"Campaign {folder.resolve().name}"
 
 
 def quoted(folder: Path) -> str:
-    """Return a folder as a shell takes it."""
     return shlex.quote(str(folder))
 
 
 @frozen
 class _RunnableCampaign:
-    """A campaign that can be run.
-
-    Attributes:
-        plan: Its plan.
-        saved: Its settings.
-        has_run: Whether a run has begun that plan.
-        most: How many more invites its cap allows; None without a cap.
-    """
-
     plan: Plan
     saved: SavedOptions
-    has_run: bool
-    most: int | None
+    has_run: bool  # whether a run has begun that plan
+    most: int | None  # how many more invites its cap allows
 
     def in_words(self) -> str:
         pairs = f"{self.plan.pairs:,} pairs"
@@ -105,16 +89,6 @@ class _RunnableCampaign:
 
 @frozen
 class CampaignJob:
-    """Plans a campaign in a folder, and runs it.
-
-    Args:
-        service: How to call the service.
-        folder: The folder.
-        given: The settings that were given.
-        limits: The limits that were given.
-        options: The other options.
-    """
-
     service: ServiceOptions
     folder: Path
     given: Settings
@@ -123,19 +97,11 @@ class CampaignJob:
     _keys: list[str] = field(factory=list[str], init=False, repr=False)
 
     def run(self, panel: str | None) -> NoReturn:
-        """Run the campaign, after a plan if there is none.
-
-        Raises:
-            typer.Exit: Always.
-        """
+        """Run the campaign, after a plan if there is none."""
         self._go(ended_by_failure(lambda: self._begun(panel)))
 
     def top_up(self, panel: str | None) -> NoReturn:
-        """Plan anew in the ledger, and run that.
-
-        Raises:
-            typer.Exit: Always.
-        """
+        """Plan anew in the ledger, and run that."""
         self._go(ended_by_failure(lambda: self._topped_up(panel)))
 
     # --- The plan
@@ -269,7 +235,6 @@ class CampaignJob:
 
 
 def resume_command(folder: Path) -> str:
-    """Return the shell command that resumes a campaign."""
     return f"sampling-async campaign run --out {quoted(folder)}"
 
 
@@ -282,11 +247,7 @@ def _allocate(settings: Settings) -> Allocate:
 
 
 def _checked(saved: SavedOptions) -> SavedOptions:
-    """Return the options if all can be used. They are checked before the first request, which may take long.
-
-    Raises:
-        InvalidRequestError: An option cannot be used.
-    """
+    """Return the options if all can be used. They are checked before the first request, which may take long."""
     settings = saved.settings
     settings.matching().renamed(OTHERS | {INVITES_LEFT})
     check_partitions(settings.partition or (), str(settings.format or "parquet"))  # type: ignore[arg-type]
@@ -318,14 +279,6 @@ def _absolute_panel(panel: str | None) -> str | None:
 
 
 class _ShownRun:
-    """A run of a campaign, with its display and its end.
-
-    Args:
-        folder: The folder.
-        ready: The campaign.
-        as_json: Whether lines of JSON are wanted on a terminal too.
-    """
-
     def __init__(self, folder: Path, ready: _RunnableCampaign, *, as_json: bool) -> None:
         self._folder = folder
         self._ready = ready
@@ -418,11 +371,7 @@ class _ShownRun:
         show.note(f"{summary.pairs.pending:,} pairs are pending. To go on: {resume_command(self._folder)}")
 
     def exit_code(self) -> int:
-        """Return the exit code: 0 if nothing is pending and the fate of each pair is known.
-
-        Raises:
-            typer.Exit: A signal ended the run.
-        """
+        """Return the exit code: 0 if nothing is pending and the fate of each pair is known."""
         if self._signals.received:
             fail(self._by_signal, self._signals.exit_code)
         assert self._summary is not None
@@ -435,11 +384,7 @@ class _ShownRun:
 
 @asynccontextmanager
 async def following(client: SamplingClient, settings: Settings) -> AsyncGenerator[LiveIndex | None]:
-    """Follow what closes while this block is open; None if that is not wanted.
-
-    Raises:
-        SamplingError: On entering: the quotas could not be read.
-    """
+    """Follow what closes while this block is open; None if that is not wanted."""
     if not settings.watch:
         yield None
         return

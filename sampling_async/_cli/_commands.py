@@ -28,7 +28,7 @@ from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._match_options import MatchOptions
 from sampling_async._cli._notify import Notify
-from sampling_async._cli._options import quietable, takes
+from sampling_async._cli._options import AsJSON, argument, flag, option, quietable, takes
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._sources import Items, RequestLines, number_of_ids
@@ -68,23 +68,15 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, on a terminal too.", metavar="")]
-MemberCode = Annotated[
-    str, typer.Argument(help="The member's code in your panel.", metavar="MEMBER_CODE", show_default=False)
-]
-QuotaID = Annotated[
-    int, typer.Argument(help="A quota ID, as `quotas` shows it.", min=1, metavar="QUOTA_ID", show_default=False)
-]
+MemberCode = Annotated[str, argument("MEMBER_CODE", "The member's code in your panel.")]
+QuotaID = Annotated[int, argument("QUOTA_ID", "A quota ID, as `quotas` shows it.", min=1)]
 JournalFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "PATH",
+        "A file that notes what is sent and answered. With the same file, a new run continues an "
+        "interrupted one.",
         "--journal",
-        help=(
-            "A file that notes what is sent and answered. With the same file, a new run continues an "
-            "interrupted one."
-        ),
-        metavar="PATH",
-        show_default=False,
     ),
 ]
 
@@ -98,14 +90,11 @@ class Aim(StrEnum):
 
 AimOption = Annotated[
     Aim | None,
-    typer.Option(
+    option(
+        "throughput|first",
+        "throughput: as few requests as possible. first: the last outcome as early as possible. Default: "
+        "throughput.",
         "--goal",
-        help=(
-            "throughput: as few requests as possible. first: the last outcome as early as possible. Default: "
-            "throughput."
-        ),
-        metavar="throughput|first",
-        show_default=False,
     ),
 ]
 
@@ -132,10 +121,7 @@ def sampling_async(
     context: typer.Context,
     *,
     version: Annotated[  # noqa: ARG001  it has been shown by now
-        bool,
-        typer.Option(
-            "--version", help=("Show the version and exit."), callback=_version, is_eager=True, metavar=""
-        ),
+        bool, flag("Show the version and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
@@ -153,20 +139,14 @@ def quotas(
     *,
     routables: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "Include conditions on routable questions, or leave them out.",
             "--routables/--no-routables",
-            help="Include conditions on routable questions, or leave them out.",
             show_default=False,
-            metavar="",
         ),
     ] = True,
-    survey: Annotated[
-        int | None,
-        typer.Option(help="Show only this survey, with its quotas.", min=1, metavar="ID", show_default=False),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document, in the form of the service.", metavar="")
-    ] = False,
+    survey: Annotated[int | None, option("ID", "Show only this survey, with its quotas.", min=1)] = None,
+    as_json: Annotated[bool, flag("Print one JSON document, in the form of the service.", "--json")] = False,
 ) -> None:
     """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON."""
     inventory = service.call(lambda client: client.get_quotas(include_routables=routables))
@@ -221,20 +201,14 @@ def invite(
 def bulk_invite(
     service: ServiceOptions,
     member_code: MemberCode,
-    quota_ids: Annotated[
-        list[str] | None,
-        typer.Argument(help="Quota IDs; - for stdin.", metavar="QUOTA_ID", show_default=False),
-    ] = None,
+    quota_ids: Annotated[list[str] | None, argument("QUOTA_ID", "Quota IDs; - for stdin.")] = None,
     *,
     file: Annotated[
         Path | None,
-        typer.Option(
-            help=(
-                "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
-                "--requests`, only the lines of this member count."
-            ),
-            metavar="PATH",
-            show_default=False,
+        option(
+            "PATH",
+            "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
+            "--requests`, only the lines of this member count.",
         ),
     ] = None,
     journal: JournalFile = None,
@@ -288,26 +262,18 @@ def _of_member(member_code: str, made: list[_sources.QuotaIDs], name: str) -> _s
 def fan_out(
     service: ServiceOptions,
     requests: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="REQUESTS", help="A file of requests; - for stdin. Default: stdin.", show_default=False
-        ),
+        Path | None, argument("REQUESTS", "A file of requests; - for stdin. Default: stdin.")
     ] = None,
     *,
-    file: Annotated[
-        Path | None,
-        typer.Option(help=("The file of requests, as an option."), metavar="PATH", show_default=False),
-    ] = None,
+    file: Annotated[Path | None, option("PATH", "The file of requests, as an option.")] = None,
     journal: JournalFile = None,
     goal: AimOption = None,
     repeats: Annotated[
         Repetitions,
-        typer.Option(
-            help=(
-                "A pair of member and quota that comes again. once: it is not sent again and gets the outcome "
-                "of the first. ask: it is sent again, which may make a second invite."
-            ),
-            metavar="once|ask",
+        option(
+            "once|ask",
+            "A pair of member and quota that comes again. once: it is not sent again and gets the outcome "
+            "of the first. ask: it is sent again, which may make a second invite.",
         ),
     ] = Repetitions.once,
     as_json: AsJSON = False,
@@ -342,11 +308,7 @@ def _bulk(
     as_json: bool,
     with_members: bool = False,
 ) -> Tally:
-    """Run the requests to their end and return the counts of outcomes.
-
-    Raises:
-        typer.Exit: The run failed, or a signal ended it.
-    """
+    """Run the requests to their end and return the counts of outcomes."""
     written = None if journal is None else Journal(journal)
     asked = ended_by_failure(lambda: work(written))
     tally, signals = Tally(), SignalHandler()
@@ -366,11 +328,6 @@ def _value(goal: Aim | None) -> Goal | None:
 def _items(
     file: Path | None, parser: Callable[[str], Parser[T]], *, is_dash: bool, what: str = "quota IDs"
 ) -> Items[T]:
-    """Return the items of a file, or of stdin.
-
-    Raises:
-        InvalidRequestError: There is no such file, or stdin is a terminal.
-    """
     if file is not None and str(file) != "-":
         _sources.check_file(file)
         return Items(partial(_sources.file_source, file), parser(str(file)))
@@ -387,22 +344,11 @@ def recontact(
     quota_id: QuotaID,
     *,
     max_results: Annotated[
-        int | None,
-        typer.Option(
-            help="Member codes per page. Default: set by the service.", min=1, metavar="N", show_default=False
-        ),
+        int | None, option("N", "Member codes per page. Default: set by the service.", min=1)
     ] = None,
-    after: Annotated[
-        str | None,
-        typer.Option(help="Resume after this member code.", metavar="MEMBER_CODE", show_default=False),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(help="Stop after this many member codes.", min=1, metavar="N", show_default=False),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON lines instead of plain text.", metavar="")
-    ] = False,
+    after: Annotated[str | None, option("MEMBER_CODE", "Resume after this member code.")] = None,
+    limit: Annotated[int | None, option("N", "Stop after this many member codes.", min=1)] = None,
+    as_json: Annotated[bool, flag("Print JSON lines instead of plain text.", "--json")] = False,
 ) -> None:
     """List the members that a recontact survey wants back for a quota, one per line."""
 
@@ -439,13 +385,10 @@ def match(
     options: MatchOptions,
     members: Annotated[
         str,
-        typer.Argument(
-            metavar="PANEL",
-            help=(
-                "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-                "member. The names of its columns are question IDs."
-            ),
-            show_default=False,
+        argument(
+            "PANEL",
+            "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+            "member. The names of its columns are question IDs.",
         ),
     ],
 ) -> None:

@@ -298,11 +298,7 @@ class _ServiceProcess:
     _pipe: Connection
 
     async def receive(self) -> Any:
-        """Wait for the next message of the process.
-
-        Raises:
-            DemoError: The process has failed or ended.
-        """
+        """Wait for the next message of the process."""
         message = None
         with suppress(EOFError, OSError):
             while not self._pipe.poll():  # noqa: ASYNC110  it is another process that sends
@@ -316,11 +312,7 @@ class _ServiceProcess:
         return message
 
     async def report(self, outcomes: list[InviteOutcome], watch: Callable[[Ends], object]) -> ServiceReport:
-        """Wait until the service has sent all notifications, however long that takes; return what it knows.
-
-        Raises:
-            DemoError: The process has failed or ended.
-        """
+        """Wait until the service has sent all notifications, however long that takes; return what it knows."""
         with suppress(OSError):  # the process has ended, as `receive` will say
             self._pipe.send(outcomes)
         while not isinstance(message := await self.receive(), ServiceReport):

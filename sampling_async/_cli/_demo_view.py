@@ -24,15 +24,7 @@ _PERCENTS = (50, 90, 99)
 
 
 class DemoScreen:
-    """Shows a demo while it runs.
-
-    Args:
-        demo: The settings of the demo.
-        silent: Whether to show only the bar, which is on stderr.
-
-    Attributes:
-        bar: The bar of the campaign, and of the ends that come in.
-    """
+    """Shows a demo while it runs."""
 
     def __init__(self, demo: Demo, *, silent: bool) -> None:
         self._demo = demo
@@ -186,11 +178,7 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
         "Seconds": round(findings.seconds, 3),
         "BulkRequests": len(findings.request_seconds),
         "BulkRequestSeconds": {f"P{each}": round(findings.percentile(each), 4) for each in _PERCENTS},
-        "Recontact": {
-            "QuotaID": findings.recontact_quota_id,
-            "Pages": len(pages),
-            "MemberCodes": sum(pages),
-        },
+        "Recontact": {"QuotaID": findings.recontact_quota_id, "Pages": len(pages), "MemberCodes": sum(pages)},
         "Notifications": {"Completions": completed, "Terminates": terminated, "Revenue": findings.revenue},
         "Ledger": {
             "Invites": service.invites,

@@ -84,10 +84,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async doctor --profile us --quiet",
         "sampling-async doctor --json \\\n  | jq '.Checks[] | select(.Verdict==\"fail\")'",
     ),
-    "top": (
-        "sampling-async top night.sock",
-        "sampling-async top night.sock --once --json | jq .limit",
-    ),
+    "top": ("sampling-async top night.sock", "sampling-async top night.sock --once --json | jq .limit"),
     "notifications serve": (
         "sampling-async notifications serve \\\n  --store notifications.db",
         (
@@ -125,10 +122,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async outcomes --store notifications.db \\\n  --overdue 24",
         "sampling-async outcomes --store notifications.db \\\n  --output outcomes.parquet",
     ),
-    "profile list": (
-        "sampling-async profile list",
-        "sampling-async profile list | jq -r .Profile",
-    ),
+    "profile list": ("sampling-async profile list", "sampling-async profile list | jq -r .Profile"),
     "profile show": ("sampling-async profile show us",),
     "profile set-key": (
         "sampling-async profile set-key us",

@@ -34,7 +34,6 @@ _UNKNOWN_BAND: Final = "is in no known band"
 
 
 def show_counts(batches: Iterator[Any], followed: Followed) -> None:
-    """Show how many members each quota has."""
     rows = [row for batch in batches for row in batch.to_pylist()]
     numbers = ("Quota", "Survey", "Needed", "Certain", "Possible", "Shortfall")
     table = show.new_table(*numbers, right=numbers)
@@ -54,7 +53,6 @@ def show_counts(batches: Iterator[Any], followed: Followed) -> None:
 
 
 def show_best(batches: Iterator[Any], followed: Followed, *, as_requests: bool) -> None:
-    """Show the best quotas of the first members, and how many members match any."""
     table = show.new_table("Member", "Quotas", "Certain", "The best", right=("Quotas", "Certain"))
     count = certain = possible = 0
     for batch in batches:
@@ -81,7 +79,6 @@ def show_best(batches: Iterator[Any], followed: Followed, *, as_requests: bool) 
 
 
 def show_sample(batches: Iterator[Any], followed: Followed) -> None:
-    """Show the first members that were drawn, and how many quotas have any."""
     table = show.new_table("Quota", "Member", "Match", right=("Quota",))
     count, quotas = 0, set[int]()
     for batch in batches:
@@ -109,27 +106,24 @@ def _show(table: Table, rows: int, followed: Followed, summary: str) -> None:
 
 
 def report_oddities(index: QuotaIndex) -> None:
-    """Report oddities of the inventory on stderr."""
     if index.diagnostics:
         first = index.diagnostics[0]
         hint = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
         _warn(
             f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
-            f"quota {first.quota_id}, {first.message}{hint}",
+            f"quota {first.quota_id}, {first.message}{hint}"
         )
 
 
 def report_missing(first: Sequence[str], missing: int, questions: int) -> None:
-    """Report on stderr the questions for which the panel has no column."""
     shown = ", ".join(first) + (", ..." if missing > len(first) else "")
     _warn(
         f"the panel has no column for {missing:,} of {questions:,} questions, so they count as not answered: "
-        f"{shown}",
+        f"{shown}"
     )
 
 
 def report_written(members: int, output: Path) -> None:
-    """Report on stderr where the results are."""
     show.note(f"{members:,} members matched: {output}")
 
 
@@ -151,13 +145,7 @@ _GUESSES: Final = (
 
 
 class MatchRun:
-    """Matches a panel, and shows or writes the results.
-
-    Args:
-        service: How to call the service, if the inventory comes from there.
-        panel: A file, or a query.
-        options: The options of the command.
-    """
+    """Matches a panel, and shows or writes the results."""
 
     def __init__(self, service: ServiceOptions, panel: str, options: MatchOptions) -> None:
         self._service = service
@@ -165,11 +153,6 @@ class MatchRun:
         self._options = options
 
     def run(self) -> None:
-        """Read the inventory and the panel, match them, and show or write the results.
-
-        Raises:
-            InvalidRequestError: An option cannot be used, or the panel holds unusable data.
-        """
         options = self._options
         # All options are checked before the first request and before any reading, which may take long.
         wanted, renamed = options.wanted(), options.renamed(_OTHERS)
@@ -268,11 +251,7 @@ def _advice(columns: tuple[str, ...], questions: tuple[int, ...]) -> str:
 
 
 def must_be_distinct(batches: Iterable[Any]) -> None:
-    """Refuse a panel in which two rows have the same member code: both would get requests.
-
-    Raises:
-        InvalidRequestError: The text names the row only.
-    """
+    """Refuse a panel in which two rows have the same member code: both would get requests."""
     codes = pa.chunked_array([batch.column(MEMBER_CODE).cast(pa.string()) for batch in batches], pa.string())
     codes_given = codes.drop_null()
     if len(codes_given.unique()) == len(codes_given):
@@ -288,12 +267,7 @@ def must_be_distinct(batches: Iterable[Any]) -> None:
 
 
 class Followed:
-    """A panel while it is read: counts members, and moves the bar.
-
-    Attributes:
-        members: How many members have been read.
-        progress: The bar.
-    """
+    """A panel while it is read: counts members, and moves the bar."""
 
     def __init__(self, source: PanelFile) -> None:
         self._batches = source.batches

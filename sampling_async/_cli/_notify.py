@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
-import typer
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._cli._options import option
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-_PANEL = "Notifications of the simulated service"
+_option: Final = partial(option, panel="Notifications of the simulated service")
 
 
 @frozen(kw_only=True)
@@ -25,36 +26,19 @@ class Notify:
 
     notify: Annotated[
         str | None,
-        typer.Option(
-            help="Send notifications: to the URLs in a file, as `notifications serve` prints them, or to a URL:"
+        _option(
+            "URL|FILE",
+            "Send notifications: to the URLs in a file, as `notifications serve` prints them, or to a URL:"
             " {kind} in it is replaced, or the kind is appended.",
-            metavar="URL|FILE",
-            show_default=False,
-            rich_help_panel=_PANEL,
         ),
     ] = None
     notify_badly: Annotated[
-        bool,
-        typer.Option(
-            "--notify-badly",
-            help="Send some of them late, twice, forged or in other spellings.",
-            metavar="",
-            rich_help_panel=_PANEL,
-        ),
+        bool, _option("", "Send some of them late, twice, forged or in other spellings.", "--notify-badly")
     ] = False
-    survey_seconds: Annotated[
-        float,
-        typer.Option(
-            help="How long a member's survey takes.", min=0, metavar="SECONDS", rich_help_panel=_PANEL
-        ),
-    ] = 1.0
+    survey_seconds: Annotated[float, _option("SECONDS", "How long a member's survey takes.", min=0)] = 1.0
 
     def urls(self) -> dict[str, str] | None:
-        """Return the URL of each kind; None if nothing is sent.
-
-        Raises:
-            InvalidRequestError: The value is neither an http URL nor a file with the URLs.
-        """
+        """Return the URL of each kind; None if nothing is sent."""
         from sampling_async.notifications import Kind  # noqa: PLC0415  slow to load
 
         if self.notify is None:
@@ -101,7 +85,6 @@ class Notify:
 
 
 def sending(simulator: Any, urls: dict[str, str] | None) -> AbstractContextManager[None]:
-    """Return a block in which a simulator sends its notifications."""
     if urls is None:
         return nullcontext()
     simulator.notification_urls = urls

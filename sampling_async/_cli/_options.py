@@ -1,10 +1,10 @@
-"""Options as objects: a command takes one argument for a group of options. And --quiet, which takes none."""
+"""Options of commands: how each is written, groups of them as objects, and --quiet."""
 
 from __future__ import annotations
 
 import inspect
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_type_hints
 
 import typer
 from attrs import NOTHING, fields
@@ -13,6 +13,23 @@ from sampling_async._cli import _rendering as show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def option(metavar: str, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option with a value; `panel` is the part of the help in which it stands."""
+    return typer.Option(*names, help=help_text, metavar=metavar, rich_help_panel=panel, **more)
+
+
+def flag(help_text: str, *names: str, **more: Any) -> Any:
+    """Return an option without a value. An empty metavar keeps the type out of the help."""
+    return option("", help_text, *names, **more)
+
+
+def argument(metavar: str, help_text: str, **more: Any) -> Any:
+    return typer.Argument(help=help_text, metavar=metavar, **more)
+
+
+AsJSON: TypeAlias = Annotated[bool, flag("Print JSON lines, on a terminal too.", "--json")]
 
 
 def takes(**groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -51,12 +68,7 @@ _QUIET: Final = inspect.Parameter(
     inspect.Parameter.KEYWORD_ONLY,
     annotation=Annotated[
         bool,
-        typer.Option(
-            "--quiet",
-            "-q",
-            help="Write no progress, notes and summaries to stderr. Warnings and errors remain.",
-            metavar="",
-        ),
+        flag("Write no progress, notes and summaries to stderr. Warnings and errors remain.", "--quiet", "-q"),
     ],
     default=False,
 )

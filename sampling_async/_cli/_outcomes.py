@@ -18,7 +18,7 @@ from sampling_async import DecodeError, InvalidRequestError, Invite, InviteOutco
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure
 from sampling_async._cli._notifications import existing_store
-from sampling_async._cli._options import quietable
+from sampling_async._cli._options import flag, option, quietable
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._private_files import written_whole
 from sampling_async.notifications import OutcomeLedger, SurveyEnding
@@ -47,41 +47,25 @@ _COLUMNS: Final = (
 @quietable
 def outcomes(
     *,
-    store: Annotated[
-        Path,
-        typer.Option("--store", help="The file of `notifications serve`.", metavar="FILE", show_default=False),
-    ],
+    store: Annotated[Path, option("FILE", "The file of `notifications serve`.", "--store")],
     invites: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, or a journal.",
-            metavar="FILE",
-            show_default=False,
+        option(
+            "FILE", "Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, or a journal."
         ),
     ] = None,
-    rows: Annotated[
-        bool, typer.Option("--rows", help="Each invite with its end, instead of quotas.", metavar="")
-    ] = False,
+    rows: Annotated[bool, flag("Each invite with its end, instead of quotas.", "--rows")] = False,
     overdue: Annotated[
         float | None,
-        typer.Option(
-            help="Only invites without an end after so many hours; exit code 1 if there are any.",
-            min=0,
-            metavar="HOURS",
-            show_default=False,
+        option(
+            "HOURS", "Only invites without an end after so many hours; exit code 1 if there are any.", min=0
         ),
     ] = None,
     uninvited: Annotated[
-        bool,
-        typer.Option(
-            "--uninvited", help="Only completes without an invite; exit code 1 if there are any.", metavar=""
-        ),
+        bool, flag("Only completes without an invite; exit code 1 if there are any.", "--uninvited")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Write all rows to a Parquet file.", metavar="FILE", show_default=False),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.", metavar="")] = False,
+    output: Annotated[Path | None, option("FILE", "Write all rows to a Parquet file.")] = None,
+    as_json: Annotated[bool, flag("JSON lines, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show what became of invites: a funnel by quota, and the revenue.
 

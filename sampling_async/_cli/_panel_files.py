@@ -26,11 +26,7 @@ _WAY_OUT: Final = "write one with `sampling-async quotas --json > FILE`"
 
 
 def read_inventory(file: Path) -> tuple[Survey, ...]:
-    """Return the surveys of a file that `sampling-async quotas` wrote, with or without `--json`; - for stdin.
-
-    Raises:
-        InvalidRequestError: The file is missing or holds something else. The text names the file and the place.
-    """
+    """Return the surveys of a file that `quotas` wrote, with or without `--json`; - for stdin."""
     is_stdin = str(file) == "-"
     name = "stdin" if is_stdin else str(file)
     try:
@@ -74,11 +70,6 @@ _SUFFIXES: Final = (".parquet", ".jsonl")
 
 
 def check_panel_file(output: Path) -> None:
-    """Refuse a file that could not be written.
-
-    Raises:
-        InvalidRequestError: It is a folder or in no folder, its name has no known ending, or it needs pyarrow.
-    """
     suffix = output.suffix.lower()
     if suffix not in _SUFFIXES:
         raise InvalidRequestError(
@@ -103,20 +94,7 @@ def write_panel(
     bands: Mapping[int, tuple[int, int]],
     output: Path,
 ) -> Path:
-    """Write members, one row each, and beside them a file with the age bands.
-
-    Args:
-        members: The members.
-        questions: The questions that get a column, answered or not.
-        bands: The first and last year of each answer ID of the age question.
-        output: The panel's file.
-
-    Returns:
-        The file of the bands.
-
-    Raises:
-        InvalidRequestError: One of the files cannot be written.
-    """
+    """Write members, one row each, and beside them a file with the age bands; return that file."""
     columns = tuple(questions)
     rows = (_row(member, columns) for member in members)
     if output.suffix.lower() == ".parquet":
@@ -166,12 +144,7 @@ OUTPUTS: Final = (".parquet", ".csv", ".jsonl")
 
 
 def check_output(output: Path, panel: str, inventory: Path | None) -> None:
-    """Refuse a file that could not be written at the end, or that is one of those which are read.
-
-    Raises:
-        InvalidRequestError: The name has no known ending, or it is a folder, in no folder, the panel or the
-            inventory.
-    """
+    """Refuse a file that could not be written at the end, or that is one of those which are read."""
     if output.suffix.lower() not in OUTPUTS:
         raise InvalidRequestError(
             f"--output must end in {', '.join(OUTPUTS)}, which sets the format, not {output}"
@@ -187,11 +160,7 @@ def check_output(output: Path, panel: str, inventory: Path | None) -> None:
 
 
 def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
-    """Write results to a file, which appears only when it is complete.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write results to a file, which appears only when it is complete."""
     with written_whole(output) as unfinished:
         _written(batches, schema, unfinished, output.suffix.lower())
 
@@ -240,10 +209,6 @@ def matching_any(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
-    """Write a panel to Parquet, one row for each member, with the columns of the first row.
-
-    Raises:
-        InvalidRequestError: The file cannot be written.
-    """
+    """Write a panel to Parquet, one row for each member, with the columns of the first row."""
     table = pa.table({name: pa.array(alike([row[name] for row in rows])) for name in rows[0]})
     write(table.to_batches(), table.schema, output)

@@ -26,13 +26,11 @@ class BestEffortStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text if it can be written."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is left if it can be written."""
         with suppress(OSError):
             self._stream.flush()
 

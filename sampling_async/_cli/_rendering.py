@@ -105,11 +105,7 @@ def emit_json(value: object) -> None:
 
 
 def emit_code(member_code: str) -> None:
-    """Write a member code as a line.
-
-    Raises:
-        DecodeError: The code holds a line break, and would be read as two codes.
-    """
+    """Write a member code as a line."""
     if len(member_code.splitlines()) > 1:
         raise DecodeError(
             "$.MemberCodes", "expected member codes of one line each, found one with a line break; use --json"
@@ -118,7 +114,6 @@ def emit_code(member_code: str) -> None:
 
 
 def screen() -> Console:
-    """Return a rich console on stdout."""
     return Console(highlight=False)
 
 
@@ -128,12 +123,10 @@ def errors() -> Console:
 
 
 def set_quiet(quiet: bool) -> None:  # noqa: FBT001  the value of --quiet
-    """Set whether `stderr_console` is silent for the rest of the command."""
     _quiet.set(quiet)
 
 
 def is_quiet() -> bool:
-    """Return whether --quiet was given."""
     return _quiet.get()
 
 
@@ -207,7 +200,6 @@ def quotas_table(surveys: Iterable[Survey], width: int) -> Table:
 
 
 def quota_table(quotas: Iterable[Quota]) -> Table:
-    """Return a table of the quotas of a survey, with the questions that they ask."""
     numbers = ("Quota", "Required", "Remaining", "Layers", "Sub-quotas")
     table = new_table(*numbers, "Questions", right=numbers)
     for quota in quotas:
@@ -225,7 +217,6 @@ def quota_table(quotas: Iterable[Quota]) -> Table:
 
 
 def inventory_caption(quotas: Quotas) -> Text:
-    """Return the size of an inventory in words."""
     count = sum(len(survey.quotas) for survey in quotas.surveys)
     recontact = sum(survey.is_survey_recontact for survey in quotas.surveys)
     return Text(
@@ -237,7 +228,6 @@ def inventory_caption(quotas: Quotas) -> Text:
 
 
 def masked(setting: Setting) -> Setting:
-    """Return a setting that may be shown, with a secret value replaced."""
     return evolve(setting, value=HIDDEN) if setting.is_secret and setting.value is not None else setting
 
 
@@ -263,13 +253,11 @@ def print_pairs(pairs: Iterable[tuple[str, Text]]) -> None:
 
 
 def invite_pairs(invite: Invite) -> Iterator[tuple[str, Text]]:
-    """Yield name and value of each field of an invite."""
     for name, value in json.loads(to_json(invite)).items():
         yield name, plain(str(value))
 
 
 def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
-    """Return an outcome for JSON, in the contract's names of a bulk item where the contract has a name."""
     invite = outcome.invite
     return {
         "MemberCode": outcome.member_code,
@@ -324,7 +312,6 @@ class OutcomePage:
             self.flush()
 
     def flush(self) -> None:
-        """Print the outcomes that have not been printed."""
         if self._lines:
             self._console.print(Text("\n").join(self._lines), soft_wrap=True)
             self._lines.clear()
@@ -355,7 +342,6 @@ def summary(tally: Tally) -> Iterable[Text]:
 
 
 def print_summary(tally: Tally) -> None:
-    """Print the closing summary on stderr."""
     console = stderr_console()
     for line in summary(tally):
         console.print(line, soft_wrap=True)
@@ -381,7 +367,6 @@ class RateColumn(ProgressColumn):
     """The number of things done each second, as the average of the whole run."""
 
     def render(self, task: Task) -> Text:
-        """Return the rate, or an empty text as long as there is none."""
         seconds = task.elapsed or 0.0
         return Text(f"{task.completed / seconds:,.0f}/s" if seconds > 0 and task.completed else "", "cyan")
 
@@ -412,15 +397,11 @@ def _display(*columns: ProgressColumn, lines: bool) -> Progress:
 
 
 class StreamBar:
-    """A display of a stream's own progress: a context manager, which removes the display at its end.
-
-    Attributes:
-        total: The number of quota IDs, if it is known to the caller and not to the stream.
-    """
+    """A display of a stream's own progress: a context manager, which removes the display at its end."""
 
     def __init__(self, *, lines: bool = False) -> None:
         self.display = _display(BarColumn(bar_width=24), TextColumn("{task.fields[text]}"), lines=lines)
-        self.total: int | None = None
+        self.total: int | None = None  # of quota IDs, if the stream does not know it
         self._task = self.display.add_task("Inviting", total=None, text="")
 
     def __enter__(self) -> Self:
@@ -465,7 +446,6 @@ def with_total(progress: StreamProgress, total: int | None) -> StreamProgress:
 
 
 def progress_text(progress: StreamProgress) -> str:
-    """Return the progress of a stream in words."""
     parts = [
         f"{progress.answered:,}" if progress.total is None else f"{progress.answered:,}/{progress.total:,}"
     ]

@@ -6,9 +6,10 @@ import re
 import shlex
 import tempfile
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import anyio
 import typer
@@ -19,10 +20,11 @@ from sampling_async import DecodeError, InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
 from sampling_async._cli._notify import Notify, sending
+from sampling_async._cli._options import flag, option
 from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
 from sampling_async.simulator._transport import listening
 
-_PANEL = "Latency of the simulated service"
+_latency: Final = partial(option, panel="Latency of the simulated service")
 _MOST_MEMBERS = 10_000_000
 _DIGITS = 8
 
@@ -30,54 +32,31 @@ _DIGITS = 8
 def simulate(
     notify: Notify,
     *,
-    port: Annotated[
-        int, typer.Option(help=("The port; 0 for any free one."), min=0, max=65535, metavar="N")
-    ] = 8080,
-    host: Annotated[str, typer.Option(help="The address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
-    seed: Annotated[
-        int, typer.Option(help=("Seed of the random data. The same seed gives the same data."), metavar="N")
-    ] = 0,
-    surveys: Annotated[int, typer.Option(help="The number of surveys.", min=1, metavar="N")] = 20,
+    port: Annotated[int, option("N", "The port; 0 for any free one.", min=0, max=65535)] = 8080,
+    host: Annotated[str, option("ADDRESS", "The address to listen on.")] = "127.0.0.1",
+    seed: Annotated[int, option("N", "Seed of the random data. The same seed gives the same data.")] = 0,
+    surveys: Annotated[int, option("N", "The number of surveys.", min=1)] = 20,
     members: Annotated[
         list[str] | None,
-        typer.Option(
-            help=(
-                "The number of members (default 200), or a .parquet or .jsonl file to write them to, for "
-                "`match`. Give it twice for both."
-            ),
-            metavar="N|FILE",
-            show_default=False,
+        option(
+            "N|FILE",
+            "The number of members (default 200), or a .parquet or .jsonl file to write them to, for "
+            "`match`. Give it twice for both.",
         ),
     ] = None,
     faults: Annotated[
         Path | None,
-        typer.Option(
-            help='Faults to make: a JSON file, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].',
-            metavar="FILE",
-            show_default=False,
+        option(
+            "FILE", 'Faults to make: a JSON file, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].'
         ),
     ] = None,
-    latency_base: Annotated[
-        float,
-        typer.Option(help="Seconds that a call takes.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
-    ] = 0.0,
-    latency_per_id: Annotated[
-        float,
-        typer.Option(help="Seconds that each quota ID adds.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
-    ] = 0.0,
+    latency_base: Annotated[float, _latency("SECONDS", "Seconds that a call takes.", min=0)] = 0.0,
+    latency_per_id: Annotated[float, _latency("SECONDS", "Seconds that each quota ID adds.", min=0)] = 0.0,
     workers: Annotated[
         int | None,
-        typer.Option(
-            help="The maximum of calls at the same time; others wait. Default: no limit.",
-            min=1,
-            metavar="N",
-            show_default=False,
-            rich_help_panel=_PANEL,
-        ),
+        _latency("N", "The maximum of calls at the same time; others wait. Default: no limit.", min=1),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the address, panel and key as one JSON object.", metavar="")
-    ] = False,
+    as_json: Annotated[bool, flag("Print the address, panel and key as one JSON object.", "--json")] = False,
 ) -> None:
     """Run a simulated service for development, until Ctrl-C.
 
@@ -124,11 +103,6 @@ class _Panel:
 
     @classmethod
     def of(cls, given: list[str]) -> _Panel:
-        """Parse the values of the option.
-
-        Raises:
-            InvalidRequestError: There are two numbers, a number is out of range, or a file cannot be written.
-        """
         from sampling_async._cli._panel_files import check_panel_file  # noqa: PLC0415  with the simulator
 
         numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
@@ -145,11 +119,6 @@ class _Panel:
         return cls(int(numbers[0]) if numbers else 200, files)
 
     def write(self, simulator: Any) -> None:
-        """Write the simulator's panel to the files.
-
-        Raises:
-            InvalidRequestError: A file cannot be written.
-        """
         from sampling_async._cli._panel_files import write_panel  # noqa: PLC0415  with the simulator
         from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415
         from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
@@ -159,11 +128,6 @@ class _Panel:
 
 
 def _faults_of(file: Path | None) -> tuple[Any, ...]:
-    """Return the faults of a file.
-
-    Raises:
-        InvalidRequestError: The file cannot be read. The text names the file and the place in it.
-    """
     from sampling_async.simulator import read_faults  # noqa: PLC0415  an extra, and slow to load
 
     if file is None:
@@ -177,11 +141,7 @@ def _faults_of(file: Path | None) -> tuple[Any, ...]:
 
 
 def _free_port(host: str, port: int) -> int:
-    """Return the port if it is free; for 0, return a free port.
-
-    Raises:
-        OSError: The port is taken, or the address does not belong to this machine.
-    """
+    """Return the port if it is free; for 0, return a free port."""
     with listening(host, port) as listener:
         bound: int = listener.getsockname()[1]
         return bound
@@ -234,24 +194,16 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
 
 def demo(
     *,
-    members: Annotated[int, typer.Option(help="The number of members.", min=1, metavar="N")] = 600,
-    surveys: Annotated[int, typer.Option(help="The number of surveys.", min=1, metavar="N")] = 120,
-    seed: Annotated[int, typer.Option(help="Seed of the simulated service.", metavar="N")] = 7,
+    members: Annotated[int, option("N", "The number of members.", min=1)] = 600,
+    surveys: Annotated[int, option("N", "The number of surveys.", min=1)] = 120,
+    seed: Annotated[int, option("N", "Seed of the simulated service.")] = 7,
     faults: Annotated[
-        bool,
-        typer.Option("--faults", help="Let the service sometimes answer 503 or drop a connection.", metavar=""),
+        bool, flag("Let the service sometimes answer 503 or drop a connection.", "--faults")
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The folder for the report and the ledgers. Default: a new one.",
-            metavar="DIR",
-            show_default=False,
-        ),
+        Path | None, option("DIR", "The folder for the report and the ledgers. Default: a new one.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, on a terminal too.", metavar="")
-    ] = False,
+    as_json: Annotated[bool, flag("Print one JSON object, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show a partner's day: a panel in, invites out, and how each survey ended.
 
@@ -285,11 +237,6 @@ def demo(
 
 
 def _demo_folder(out: Path | None) -> Path:
-    """Return a folder without an earlier demo in it.
-
-    Raises:
-        InvalidRequestError: There is one.
-    """
     if out is None:
         return Path(tempfile.mkdtemp(prefix="sampling-async-demo-"))
     out.mkdir(parents=True, exist_ok=True)
@@ -299,14 +246,7 @@ def _demo_folder(out: Path | None) -> Path:
 
 
 def need_simulator(*others: str) -> None:
-    """End the program, with a line that says what to install, if something is missing.
-
-    Args:
-        others: Packages that are needed beside those of the simulator.
-
-    Raises:
-        typer.Exit: Something is missing.
-    """
+    """End the program, with a line that says what to install, if something is missing."""
     missing = [name for name in ("starlette", "uvicorn", *others) if find_spec(name) is None]
     if missing:
         extras = "simulator,panel" if others else "simulator"

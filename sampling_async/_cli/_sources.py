@@ -32,11 +32,7 @@ _WORD: Final = re.compile(rb"[^%b]+" % _SEPARATORS)
 
 
 def parsed(texts: list[str]) -> list[int]:
-    """Return the quota IDs of arguments; one argument may hold several.
-
-    Raises:
-        InvalidRequestError: A word is not a quota ID.
-    """
+    """Return the quota IDs of arguments; one argument may hold several."""
     words = (match[0] for text in texts for match in _WORD.finditer(text.encode(errors="replace")))
     return [_quota_id(word) for word in words]
 
@@ -45,13 +41,6 @@ class QuotaIDs:
     """Parses quota IDs from blocks of bytes: words, or the lines of one member among requests.
 
     Words are separated by blanks, commas or newlines. Input that begins with `{` is read as lines of requests.
-
-    Args:
-        name: The name of the input in errors.
-        member_code: The member whose lines are read.
-
-    Attributes:
-        of_others: How many requests of other members were skipped.
     """
 
     def __init__(self, name: str, member_code: str) -> None:
@@ -151,12 +140,6 @@ _BLOCK: Final = 2**20
 
 
 class RequestLines:
-    """Parses requests from blocks of bytes.
-
-    Args:
-        name: The name of the input in errors.
-    """
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._line = 0
@@ -249,24 +232,16 @@ class ByteSource(Protocol):
         """Wait for the first byte, and return at most `size` bytes; at the end none."""
         ...
 
-    def close(self) -> None:
-        """Close the file."""
-        ...
+    def close(self) -> None: ...
 
-    def fileno(self) -> int:
-        """Return its descriptor."""
-        ...
+    def fileno(self) -> int: ...
 
 
 class Parser(Protocol[T_co]):
     """Parses blocks of bytes into items. All items of a block are read before the next block is fed."""
 
     def feed(self, block: bytes, /) -> Iterator[T_co]:
-        """Yield the items that are complete after this block.
-
-        Raises:
-            InvalidRequestError: The block holds something else. The text names the source and the line.
-        """
+        """Yield the items that are complete after this block."""
         ...
 
     def end(self) -> Iterator[T_co]:
@@ -287,20 +262,11 @@ def stdin_source() -> ByteSource:
 
 
 def file_source(path: Path) -> ByteSource:
-    """Open a file, or a FIFO.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
     return path.open("rb", buffering=0)
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path that is not a file; a FIFO counts as a file.
-
-    Raises:
-        InvalidRequestError: The path does not exist, or is a folder.
-    """
+    """Refuse a path that is not a file; a FIFO counts as a file."""
     if path.is_dir():
         raise InvalidRequestError(f"{path} is a folder, not a file")
     # Not is_file(), which is false for a FIFO.
@@ -371,7 +337,6 @@ class Items(Generic[T]):
         return self._source.read(_BLOCK_BYTES)
 
     def close(self) -> None:
-        """Close the source."""
         if self._source is not None:
             self._source.close()
 

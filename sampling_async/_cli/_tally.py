@@ -33,7 +33,6 @@ _KEPT_FAILURES: Final = 20
 
 
 def exit_code_of(error: SamplingError) -> int:
-    """Return the exit code of a failed call."""
     if isinstance(error, InvalidRequestError):
         return USAGE
     if isinstance(error, JournalError) and error.in_use:
@@ -82,7 +81,6 @@ class Tally:
         self._started = self._clock()
 
     def add(self, outcome: InviteOutcome) -> None:
-        """Count an outcome."""
         self.statuses[outcome.status] += 1
         code = outcome.result_code
         self.codes[code, None if code is None else ResultCode.name_of(code) or outcome.result] += 1
@@ -101,12 +99,10 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """How many outcomes were counted."""
         return self.statuses.total()
 
     @property
     def seconds(self) -> float:
-        """The seconds since the counting began."""
         return self._clock() - self._started
 
     def rate(self) -> float:
@@ -124,7 +120,6 @@ class Tally:
         return next(iter(self._exit_codes))
 
     def in_words(self) -> str:
-        """Return the counts as two lines of text."""
         counts = ", ".join(f"{self.statuses[status]:,} {status.replace('_', ' ')}" for status in STATUSES)
         ids = "quota ID" if self.total == 1 else "quota IDs"
         return f"{self.total:,} {ids} in {self.seconds:.1f} s ({self.rate():,.0f}/s)\n{counts}"

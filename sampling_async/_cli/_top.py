@@ -17,6 +17,7 @@ from rich.text import Text
 from sampling_async import InvalidRequestError, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
+from sampling_async._cli._options import argument, flag, option
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 
 if TYPE_CHECKING:
@@ -43,17 +44,11 @@ _LATENCY_COLUMNS: Final = (
 
 
 def top(
-    path: Annotated[
-        Path, typer.Argument(help="The socket that the process serves.", metavar="SOCKET", show_default=False)
-    ],
-    every: Annotated[
-        float, typer.Option("--every", help="Seconds between two looks.", min=0.1, metavar="SECONDS")
-    ] = 1.0,
+    path: Annotated[Path, argument("SOCKET", "The socket that the process serves.")],
+    every: Annotated[float, option("SECONDS", "Seconds between two looks.", "--every", min=0.1)] = 1.0,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.", metavar="")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each look, on a terminal too.", metavar="")
-    ] = False,
+    once: Annotated[bool, flag("Look once, and end.", "--once")] = False,
+    as_json: Annotated[bool, flag("Print a line of JSON for each look, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show what a running client does: limits, waiting requests, latency, connections.
 
@@ -79,11 +74,7 @@ class AnotherVersion(ValueError):  # noqa: N818  caught in this module
 
 
 def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
-    """Yield the state until the process goes away.
-
-    Raises:
-        InvalidRequestError: No process serves snapshots there, or only those of another version.
-    """
+    """Yield the state until the process goes away."""
     try:
         yield looked(path)
     except AnotherVersion:
@@ -112,13 +103,6 @@ def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
 
 
 def looked(path: Path) -> State:
-    """Return the state of the process now.
-
-    Raises:
-        OSError: It does not answer.
-        AnotherVersion: It sent no snapshot of this version.
-        ValueError: It sent something that is not JSON.
-    """
     with socket.socket(socket.AF_UNIX) as sock:
         until = time.monotonic() + _PATIENCE
         sock.settimeout(_PATIENCE)
@@ -164,15 +148,7 @@ def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
 
 
 def view(state: State, before: State | None, seconds: float, width: int = 80) -> RenderableType:
-    """Return the display of a state.
-
-    Args:
-        state: The state.
-        before: The one before, for rates; None for the first.
-        seconds: The time between the two.
-        width: The columns of the terminal.
-    """
-
+    # `before` is the state of some seconds ago; None for the first.
     def rate(read: Callable[[State], float], unit: str = "") -> str:
         # Another process at the same socket counts from 0, and may have connections where the first had none.
         if before is None or seconds <= 0 or not (before["connections"] or not state["connections"]):
