@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sampling_async.campaign import Limits
-    from sampling_async.campaign._ledger import CampaignLedger
+    from sampling_async.campaign.ledger import CampaignLedger
 
 T = TypeVar("T")
 
@@ -181,7 +181,7 @@ def status(folder: Folder, *, as_json: AsJSON = False) -> None:
 
     def read(ledger: CampaignLedger) -> Any:
         from sampling_async.campaign import LESSONS  # noqa: PLC0415  numpy, pyarrow: an extra
-        from sampling_async.campaign._summing import summary_of  # noqa: PLC0415
+        from sampling_async.campaign.ledger import summary_of  # noqa: PLC0415
 
         return summary_of(ledger, LESSONS)
 
@@ -215,7 +215,7 @@ def report(
         from sampling_async._cli import _campaign_run as campaign_run  # noqa: PLC0415  numpy, pyarrow
         from sampling_async._pacing.threads import CancelFlag  # noqa: PLC0415
         from sampling_async.campaign import LESSONS  # noqa: PLC0415
-        from sampling_async.campaign._files import write_files  # noqa: PLC0415
+        from sampling_async.campaign.ledger import write_files  # noqa: PLC0415
 
         given = Settings(partition=partition, format=format_).over(campaign_run.saved_in(ledger).settings)
         write_files(
@@ -237,7 +237,7 @@ def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
     """Do something with the ledger of a campaign."""
     _need_the_extra()
     from sampling_async._cli._campaign_run import ledger_in  # noqa: PLC0415  numpy, pyarrow: an extra
-    from sampling_async.campaign._campaign import with_ledger  # noqa: PLC0415
+    from sampling_async.campaign.ledger import with_ledger  # noqa: PLC0415
 
     def worked() -> T:
         ledger = ledger_in(folder)

@@ -27,9 +27,7 @@ from sampling_async._cli._panel_files import read_inventory
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
 from sampling_async.campaign import Campaign, Limits, Plan
-from sampling_async.campaign._campaign import with_ledger
-from sampling_async.campaign._files import check_partitions, require_own_folder
-from sampling_async.campaign._planning import plan_of
+from sampling_async.campaign.ledger import check_partitions, plan_of, require_own_folder, with_ledger
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
 from sampling_async.notifications import Inbox
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
     from sampling_async import SamplingClient
     from sampling_async.campaign import CampaignRun, Summary
-    from sampling_async.campaign._ledger import CampaignLedger
+    from sampling_async.campaign.ledger import CampaignLedger
 
 LEDGER: Final = "campaign.ledger"
 """The file of the ledger in the folder of a campaign."""

@@ -13,7 +13,7 @@ from sampling_async._contract.checks import number_above_0, require_functions, r
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.threads import CancelFlag, in_thread, run_cancellable
 from sampling_async.campaign._files import check_partitions, write_files
-from sampling_async.campaign._ledger import CampaignLedger
+from sampling_async.campaign._ledger import CampaignLedger, with_ledger
 from sampling_async.campaign._lessons import rules_of
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Plan, Planner, plan_of
@@ -326,16 +326,6 @@ class Campaign:
 
     async def _reading(self, work: Callable[[CampaignLedger], T]) -> T:
         return await in_thread(with_ledger, self.ledger, work)
-
-
-def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T]) -> T:
-    """Call a function with a ledger that is open, and close it."""
-    ledger = CampaignLedger(path)
-    try:
-        ledger.open()
-        return work(ledger)
-    finally:
-        ledger.close()
 
 
 def _always(_: int) -> bool:

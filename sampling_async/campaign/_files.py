@@ -221,7 +221,6 @@ def require_own_folder(folder: Path, ledger: Path) -> None:
 
 
 def _replace(new: Path, old: Path) -> None:
-    """Put a file or folder in the place of an older one."""
     if not new.is_dir():
         new.replace(old)
         return
@@ -315,13 +314,10 @@ def _writer(path: Path, schema: Any) -> Any:
 
 
 class _Lines:
-    """Writes record batches as lines of JSON."""
-
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
 
     def write_batch(self, batch: Any) -> None:
-        """Write the rows of a batch."""
         for row in batch.to_pylist():
             plain = {
                 name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()
@@ -329,5 +325,4 @@ class _Lines:
             self._file.write(json.dumps(plain, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -145,11 +145,7 @@ LESSONS: Final[Mapping[int, Rule]] = MappingProxyType(
 
 
 def rules_of(lessons: Mapping[int, Rule | Lesson] | None) -> Mapping[int, Rule]:
-    """Return the table with a user's changes.
-
-    Raises:
-        InvalidRequestError: Something in it is neither a rule nor a lesson.
-    """
+    """Return the table with a user's changes."""
     if lessons is None:
         return LESSONS
     made: dict[int, Rule] = dict(LESSONS)

@@ -158,13 +158,7 @@ class InvitePace:
         self._made = 0
 
     def has_token(self, now: float, made: int, per_minute: float) -> bool:
-        """Return whether the next request may be sent.
-
-        Args:
-            now: Seconds.
-            made: Invites that were made or may be made by what was requested.
-            per_minute: The most invites a minute.
-        """
+        """Return whether the next request may be sent, after so many invites that were or may be made."""
         per_second = per_minute / _MINUTE
         if self._at is not None:
             # Several pairs of a member are requested at once, so that there may be less than no token.

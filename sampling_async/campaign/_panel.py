@@ -25,33 +25,17 @@ opens an Arrow stream anew each time it is called."""
 
 @frozen
 class ReopenablePanel:
-    """A panel that can be opened several times.
-
-    Attributes:
-        columns: The names of its columns.
-        opened: Returns its batches, from the first one on.
-        name: What to call it in messages.
-    """
+    """A panel that can be opened several times."""
 
     columns: tuple[str, ...]
-    opened: Callable[[], Iterator[Any]]
-    name: str
+    opened: Callable[[], Iterator[Any]]  # returns its batches, from the first one on
+    name: str  # what to call it in messages
 
 
 def source_of(
     panel: Panel, matcher: PanelMatcher, renamed: Mapping[str, str], extra: frozenset[str]
 ) -> ReopenablePanel:
-    """Return a panel, after a look at its columns.
-
-    Args:
-        panel: What the user gave.
-        matcher: What it will be matched with.
-        renamed: The question or column that each named column of the panel stands for.
-        extra: Further columns that are read.
-
-    Raises:
-        InvalidRequestError: It cannot be read, can be read only once, or has no column that matters.
-    """
+    """Return a panel, after a look at its columns."""
     if isinstance(panel, str | os.PathLike):
         text = os.fspath(panel)
         names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}
@@ -113,15 +97,10 @@ def _batches(stream: Any, renamed: Mapping[str, str]) -> Iterator[Any]:
 
 @frozen
 class Held:
-    """What members hold of earlier plans.
+    """What members hold of earlier plans."""
 
-    Attributes:
-        surveys: The surveys that each member must not be offered again, by member code.
-        left: How many more invites a member may get, by member code; the others may get all.
-    """
-
-    surveys: Mapping[str, set[int]]
-    left: Mapping[str, int]
+    surveys: Mapping[str, set[int]]  # the surveys that each member must not be offered again, by member code
+    left: Mapping[str, int]  # how many more invites a member may get, by member code; the others may get all
 
 
 def excluding(batches: Iterable[Any], held: Held) -> Iterator[Any]:

@@ -84,24 +84,14 @@ class Plan:
 
 @frozen(kw_only=True)
 class Planner:
-    """Everything that a plan is made from.
-
-    Attributes:
-        panel: The panel.
-        index: The inventory.
-        allocate: The allocation.
-        rules: What is done about result codes; for a top-up, which says what was final.
-        cost: What an invite costs.
-        columns: The question or column that each named column of the panel stands for.
-        workers: How many processes match.
-    """
+    """Everything that a plan is made from."""
 
     panel: Panel
     index: QuotaIndex
     allocate: Allocate
-    rules: Mapping[int, Rule]
+    rules: Mapping[int, Rule]  # what is done about result codes; for a top-up, which says what was final
     cost: Cost
-    columns: Mapping[str, str]
+    columns: Mapping[str, str]  # what each named column of the panel stands for
     workers: int
 
     def plan(
@@ -113,15 +103,7 @@ class Planner:
         open_seconds: float | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """Write a plan to a ledger.
-
-        Args:
-            ledger: The ledger, open.
-            wanted: Checked while the panel is read, and before the plan is kept.
-            now: Seconds since 1970.
-            open_seconds: For a top-up: how long an invite counts as one that may still end in a complete.
-            limits: The limits to begin with.
-        """
+        """Write a plan; for a top-up, `open_seconds` is how long an invite may still end in a complete."""
         held: Held | None = None
         allocate = self._with_reserves()
         if open_seconds is not None:

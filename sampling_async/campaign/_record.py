@@ -27,23 +27,7 @@ _SHIELDED: Final = 30.0
 
 
 class LedgerRecord:
-    """The `Recorder` of one run. A pair is requested once at a time, so it needs no `Replay`.
-
-    Args:
-        ledger: The ledger, open and locked.
-        run: The number of the run.
-        book: What is known; it records outcomes.
-        asked: How many members had a request in the runs before.
-        wall_clock: Returns seconds since 1970.
-        clock: Returns seconds, for latencies.
-
-    Attributes:
-        changed: Notifies of each outcome.
-        moments: What happened when.
-        stop: Why the campaign cannot go on; None if it can.
-        asked: How many members had a request, in all runs.
-        is_ending: Whether what is not sent now goes back to what is pending.
-    """
+    """The `Recorder` of one run. A pair is requested once at a time, so it needs no `Replay`."""
 
     def __init__(
         self,
@@ -58,7 +42,7 @@ class LedgerRecord:
         self.changed = Notifier()
         self.moments = Moments(run)
         self.stop: str | None = None
-        self.is_ending = False
+        self.is_ending = False  # whether what is not sent now goes back to what is pending
         self._ledger, self._book = ledger, book
         self._wall_clock, self._clock = wall_clock, clock
         self._members: dict[str, DueMember] = {}
@@ -67,7 +51,7 @@ class LedgerRecord:
         self._unwritten: list[tuple[Notes, int]] = []
         self._noted = self._on_disk = 0
         self._requests = ledger.last_request()
-        self.asked = asked
+        self.asked = asked  # how many members had a request, in all runs
         self._lock = anyio.Lock()
         self._writing = threading.Lock()
         self._owner = ("", "")
@@ -83,7 +67,6 @@ class LedgerRecord:
         return self._requests
 
     def is_waiting(self, member_code: str, quota_id: int) -> bool:
-        """Return whether a pair was requested and has no outcome yet."""
         member = self._members.get(member_code)
         return member is not None and quota_id in member.waiting
 
@@ -105,15 +88,10 @@ class LedgerRecord:
     # --- What the fan-out calls
 
     def claim(self, base_url: str, panel_guid: str) -> None:
-        """Set the service and the panel that the ledger must belong to."""
         self._owner = (base_url, panel_guid.lower())
 
     async def open(self) -> None:
-        """Check that the ledger belongs to this service and panel; a new one does from now on.
-
-        Raises:
-            LedgerError: It belongs to another service or panel.
-        """
+        """Check that the ledger belongs to this service and panel; a new one does from now on."""
         known = await in_thread(self._ledger.fact, "owner")
         owner = json.dumps(self._owner)
         if known is None:
@@ -122,7 +100,6 @@ class LedgerRecord:
             raise LedgerError("belongs to another service or panel", path=self._ledger.path)
 
     async def close(self) -> None:
-        """Write what was noted."""
         with anyio.move_on_after(_SHIELDED, shield=True):
             await self.written()
 

@@ -72,12 +72,6 @@ _WAITS: Final[dict[WaitKind, str]] = {
 
 
 def report(summary: Summary, *, title: str = "Campaign") -> str:
-    """Return the report of a campaign as one HTML page.
-
-    Args:
-        summary: The figures of the campaign.
-        title: What the page is about.
-    """
     pairs = summary.pairs
     amounts = {kind: getattr(pairs, kind) for kind in _OUTCOMES}
     sum_of = " + ".join(f"{amount:,} {_OUTCOMES[kind].lower()}" for kind, amount in amounts.items())
@@ -203,7 +197,6 @@ def duration(seconds: float) -> str:
 
 
 def clock(when: datetime) -> str:
-    """Return a time in UTC to the second."""
     return f"{charts.in_utc(when):%Y-%m-%d %H:%M:%S} UTC"
 
 

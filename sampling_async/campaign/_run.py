@@ -141,7 +141,6 @@ class CampaignRun:
         return self
 
     def _open(self) -> None:
-        """Open the ledger, and read what is known."""
         ledger = self._ledger
         ledger.open()
         ledger.lock()
@@ -336,7 +335,6 @@ class CampaignRun:
             self.waiting_for = None
 
     async def _wait(self, kind: WaitKind | None, seconds: float = _POLL) -> None:
-        """Wait a little, and note it."""
         began = self._wall_clock()
         if kind is not None:
             self.waiting_for = kind
@@ -346,7 +344,6 @@ class CampaignRun:
             self.note_wait(kind, began)
 
     def note_wait(self, kind: WaitKind, began: float) -> None:
-        """Note a wait until now."""
         wait = self._waits.extend(kind, began, self._wall_clock())
         if wait.ended - wait.began >= 1:
             self._record.note_wait(wait.number, kind, wait.began, wait.ended)

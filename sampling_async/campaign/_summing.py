@@ -74,11 +74,7 @@ class _Slot:
 
 
 class Moments:
-    """The intervals of one run, until they are written.
-
-    Args:
-        run: The number of the run.
-    """
+    """The intervals of one run, until they are written."""
 
     def __init__(self, run: int) -> None:
         self._run = run
@@ -93,7 +89,6 @@ class Moments:
         return self._slots.setdefault(at, _Slot())
 
     def add(self, now: float, latency: float, *, invited: int, rejected: int, failed: int) -> None:
-        """Add a request."""
         slot = self._at(now)
         slot.requests += 1
         slot.invited += invited
@@ -102,7 +97,6 @@ class Moments:
         slot.latencies[class_of(latency)] += 1
 
     def note_limit(self, now: float, limit: float) -> None:
-        """Note the client's limit."""
         self._at(now).limit = limit
 
     def taken(self) -> list[tuple[Any, ...]]:
@@ -136,11 +130,7 @@ class _LatestWait:
 
 
 class WaitLog:
-    """The waits of a run. Those of one kind that follow each other closely are one.
-
-    Args:
-        last: The number of the last wait of the runs before.
-    """
+    """The waits of a run. Those of one kind that follow each other closely are one."""
 
     def __init__(self, last: int) -> None:
         self._last = last
