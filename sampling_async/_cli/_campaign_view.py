@@ -21,7 +21,6 @@ from rich.text import Text
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import silence_stdout
 from sampling_async._cli._tally import Tally, code_name
-from sampling_async._contract.records import wire_name
 from sampling_async.campaign import Pairs
 
 if TYPE_CHECKING:
@@ -213,8 +212,8 @@ def _on_stderr() -> Console:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    plain = asdict(plan) | {"expected_value": round(plan.expected_value, 2)}
-    return {wire_name(name): value for name, value in plain.items()}
+    names = " ".join(asdict(plan))
+    return show.fields_of(plan, names) | {"ExpectedValue": round(plan.expected_value, 2)}
 
 
 def money(value: float, currency_id: int | None) -> str:
@@ -278,11 +277,9 @@ def _head(figures: Figures, done: int) -> Table:
 
 def figures_json(figures: Figures) -> dict[str, Any]:
     return {
-        "State": figures.state,
-        "Reason": figures.reason,
+        **show.fields_of(figures, "state reason"),
         **pairs_json(figures.pairs),
-        "Members": figures.members,
-        "Requests": figures.requests,
+        **show.fields_of(figures, "members requests"),
         "InvitesPerSecond": round(figures.invites_per_second, 1),
         "RequestsPerSecond": round(figures.requests_per_second, 1),
         "Limit": figures.limit,
@@ -296,7 +293,7 @@ def figures_json(figures: Figures) -> dict[str, Any]:
 
 
 def pairs_json(pairs: Pairs) -> dict[str, int]:
-    return {wire_name(name): getattr(pairs, name) for name in ("planned", *_PARTS)}
+    return show.fields_of(pairs, " ".join(("planned", *_PARTS)))
 
 
 # --- What became of it
@@ -304,12 +301,9 @@ def pairs_json(pairs: Pairs) -> dict[str, int]:
 
 def summary_json(summary: Summary) -> dict[str, Any]:
     return {
-        "State": summary.state,
-        "Reason": summary.reason,
+        **show.fields_of(summary, "state reason"),
         **pairs_json(summary.pairs),
-        "Members": summary.members,
-        "Matched": summary.matched,
-        "InvitedMembers": summary.invited_members,
+        **show.fields_of(summary, "members matched invited_members"),
         "SkippedBecause": dict(summary.skipped),
         "Requests": summary.requests,
         "InvitesPerRequest": round(summary.invites_per_request, 4),
@@ -317,11 +311,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "ExpectedValue": round(summary.expected_value, 2),
         "PlannedValue": round(summary.planned_value, 2),
         "Spent": round(summary.spent, 2),
-        "CurrencyID": summary.currency_id,
-        "Runs": summary.runs,
-        "StartedAt": None if summary.started_at is None else summary.started_at.isoformat(),
-        "EndedAt": None if summary.ended_at is None else summary.ended_at.isoformat(),
-        "Limits": dict(summary.limits),
+        **show.fields_of(summary, "currency_id runs started_at ended_at limits"),
     }
 
 
@@ -392,7 +382,7 @@ def show_end(summary: Summary, reason: str) -> None:
 
 
 def limits_json(limits: Limits, *, is_running: bool) -> dict[str, Any]:
-    return {**{wire_name(name): value for name, value in asdict(limits).items()}, "Running": is_running}
+    return {**show.fields_of(limits, " ".join(asdict(limits))), "Running": is_running}
 
 
 def show_limits(limits: Limits, *, is_running: bool) -> None:

@@ -23,15 +23,14 @@ from sampling_async._cli import (
     _top,
 )
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember, OutcomePrinter
+from sampling_async._cli._bulk_run import BulkRun, OutcomePrinter, of_many_members, of_one_member
 from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._match_options import MatchOptions
-from sampling_async._cli._notify import Notify
 from sampling_async._cli._options import AsJSON, argument, flag, option, quietable, takes
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._signals import SignalHandler
-from sampling_async._cli._sources import Items, RequestLines, number_of_ids
+from sampling_async._cli._sources import Items, QuotaIDs, RequestLines, number_of_ids
 from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
 
 if TYPE_CHECKING:
@@ -223,17 +222,23 @@ def bulk_invite(
     follows on stderr. With a journal, all IDs are read before the first is
     sent.
     """
+    aim: Goal | None = None if goal is None else goal.value
 
-    def work(written: Journal | None) -> OneMember:
+    def work(written: Journal | None) -> Work:
         if quota_ids and quota_ids != ["-"]:
             if file is not None:
                 raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
-            return OneMember(member_code, _sources.parsed(quota_ids), written, _value(goal))
-        asked = _items(file, partial(_of_member, member_code, parsers), is_dash=bool(quota_ids))
-        return OneMember(member_code, asked, written, _value(goal))
+            return of_one_member(member_code, _sources.parsed(quota_ids), written, aim)
+
+        def parser(name: str) -> QuotaIDs:
+            parsers.append(QuotaIDs(name, member_code))
+            return parsers[-1]
+
+        asked = _items(file, parser, is_dash=bool(quota_ids))
+        return of_one_member(member_code, asked, written, aim)
 
     # `work` runs inside `_bulk`; through this list its parser, which counts skipped requests, is read below.
-    parsers: list[_sources.QuotaIDs] = []
+    parsers: list[QuotaIDs] = []
     tally = _bulk(service, work, journal, as_json=as_json)
     passed_over = sum(parser.of_others for parser in parsers)
     if passed_over and not tally.total:
@@ -249,11 +254,6 @@ def bulk_invite(
     if not tally.total:
         fail("the input has no quota IDs", USAGE)
     raise typer.Exit(tally.exit_code())
-
-
-def _of_member(member_code: str, made: list[_sources.QuotaIDs], name: str) -> _sources.QuotaIDs:
-    made.append(_sources.QuotaIDs(name, member_code))
-    return made[-1]
 
 
 @app.command("fan-out", cls=Command)
@@ -285,14 +285,15 @@ def fan_out(
     one outcome. After an interruption, the rest is not_sent; a second signal
     ends the command at once. A summary follows on stderr.
     """
+    aim: Goal | None = None if goal is None else goal.value
 
-    def work(written: Journal | None) -> ManyMembers:
+    def work(written: Journal | None) -> Work:
         if requests is not None and file is not None:
             raise InvalidRequestError("give the requests as an argument or with --file, not both")
         path = requests or file
         source = _items(path, RequestLines, is_dash=False, what="requests")
         count = None if path is None else partial(number_of_ids, path)
-        return ManyMembers(source, written, _value(goal), repeats.value, count)
+        return of_many_members(source, written, aim, repeats.value, count)
 
     tally = _bulk(service, work, journal, as_json=as_json, with_members=True)
     if not tally.total:
@@ -313,16 +314,10 @@ def _bulk(
     asked = ended_by_failure(lambda: work(written))
     tally, signals = Tally(), SignalHandler()
     shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
-    service.call(BulkRun(asked, written, shown, signals).run)
+    service.call(BulkRun(asked, shown, signals).run)
     if signals.received:
         fail("interrupted" if signals.exit_code == INTERRUPTED else "terminated by SIGTERM", signals.exit_code)
     return tally
-
-
-def _value(goal: Aim | None) -> Goal | None:
-    if goal is None:
-        return None
-    return "first" if goal is Aim.first else "throughput"
 
 
 def _items(
@@ -330,7 +325,7 @@ def _items(
 ) -> Items[T]:
     if file is not None and str(file) != "-":
         _sources.check_file(file)
-        return Items(partial(_sources.file_source, file), parser(str(file)))
+        return Items(lambda: file.open("rb", buffering=0), parser(str(file)))
     if file is None and not is_dash and _sources.stdin_is_terminal():
         ways = "as arguments, with --file," if what == "quota IDs" else "as a file,"
         raise InvalidRequestError(f"give {what} {ways} or through a pipe")
@@ -411,7 +406,7 @@ def match(
 app.add_typer(_campaign.app, name="campaign")
 app.command(cls=Command)(takes(options=_doctor.DoctorOptions, service=ServiceOptions)(_doctor.doctor))
 app.command(cls=Command)(_top.top)
-app.command(cls=Command)(takes(notify=Notify)(_simulation.simulate))
+app.command(cls=Command)(takes(notify=_simulation.Notify)(_simulation.simulate))
 app.command(cls=Command)(quietable(_simulation.demo))
 app.command(cls=Command)(_outcomes.outcomes)
 app.add_typer(_notifications.app, name="notifications")

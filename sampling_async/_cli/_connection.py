@@ -144,26 +144,20 @@ class ServiceOptions:
     def _client(self, key: str) -> SamplingClient:
         base_url, panel_guid = self.whereto()
         profile = self.panel_of_profile()
+        idle = None if profile is None else profile.idle_seconds
         return SamplingClient(
             base_url,
             panel_guid=panel_guid,
             api_key=key,
-            max_concurrency=self.width(profile),
+            max_concurrency=self.max_concurrency or (profile and profile.max_concurrency) or _MAX_CONCURRENCY,
             timeouts=Timeouts(read=self.timeout),
             retry=RetryPolicy(max_attempts=self.attempts),
             outage=OutagePolicy(patience=self.patience),
             allow_http=self.may_be_http(profile),
             proxy=self.proxy_address(profile),
             ssl_context=self.tls_context(profile),
-            idle_seconds=self.idle_seconds(profile),
+            idle_seconds=_IDLE_SECONDS if idle is None else idle,
         )
-
-    def width(self, profile: Profile | None) -> int:
-        return self.max_concurrency or (profile and profile.max_concurrency) or _MAX_CONCURRENCY
-
-    @staticmethod
-    def idle_seconds(profile: Profile | None) -> float:
-        return _IDLE_SECONDS if profile is None or profile.idle_seconds is None else profile.idle_seconds
 
     def may_be_http(self, profile: Profile | None) -> bool:
         return self.allow_http or (profile is not None and profile.allow_http)

@@ -422,11 +422,9 @@ def document(findings: Sequence[Finding], profile: str | None) -> dict[str, Any]
         "Version": __version__,
         "Checks": [
             {
-                "Check": each.check,
-                "Verdict": each.verdict,
-                "Found": each.found,
+                **show.fields_of(each, "check verdict found"),
                 "Remedy": each.remedy or None,
-                "Figures": dict(each.figures),
+                "Figures": each.figures,
             }
             for each in findings
         ],

@@ -121,9 +121,7 @@ def _row(profile: Profile) -> dict[str, Any]:
         "Key": _state(profile),
         "Proxy": profile.proxy,
         "CAFile": profile.ca_file,
-        "ClientCert": profile.client_cert,
-        "MaxConcurrency": profile.max_concurrency,
-        "IdleSeconds": profile.idle_seconds,
+        **show.fields_of(profile, "client_cert max_concurrency idle_seconds"),
         "AllowHTTP": profile.allow_http,
     }
 

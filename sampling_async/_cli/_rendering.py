@@ -11,10 +11,11 @@ import json
 import os
 import stat
 import sys
-import time
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import timedelta
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -37,10 +38,10 @@ from rich.text import Text
 
 from sampling_async import DecodeError, to_json
 from sampling_async._cli._tally import code_name
+from sampling_async._contract.records import wire_name
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
-    from typing import TextIO
 
     from sampling_async import (
         Invite,
@@ -78,7 +79,6 @@ _SURVEY_COLUMNS: Final = (
 """Columns of the inventory. On a narrow terminal the highest number is left out first, and 0 never."""
 
 _WORDS: Final = frozenset({"Devices", "Recontact", "last 5 to 10 minutes"})
-_LINES_AT_ONCE: Final = 100
 _MOMENT: Final = 0.1
 
 
@@ -102,6 +102,22 @@ def emit_all(records: Iterable[object]) -> None:
 def emit_json(value: object) -> None:
     """Write a value as a line of JSON; on a terminal in ASCII, so that no text can control the terminal."""
     emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
+
+
+def fields_of(record: object, names: str) -> dict[str, Any]:
+    """Return attributes of a record for JSON, by the contract's names; times are ISO 8601, amounts floats."""
+    return {name: _jsonable(getattr(record, attribute)) for attribute, name in _wire_names(names)}
+
+
+@cache
+def _wire_names(names: str) -> list[tuple[str, str]]:
+    return [(name, wire_name(name)) for name in names.split()]
+
+
+def _jsonable(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def emit_code(member_code: str) -> None:
@@ -258,12 +274,11 @@ def invite_pairs(invite: Invite) -> Iterator[tuple[str, Text]]:
 
 
 def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
-    invite = outcome.invite
     return {
         "MemberCode": outcome.member_code,
         "QuotaID": outcome.quota_id,
         "Status": outcome.status,
-        "Invite": None if invite is None else json.loads(to_json(invite)),
+        "Invite": None if outcome.invite is None else json.loads(to_json(outcome.invite)),
         "ResultCode": outcome.result_code,
         "Result": outcome.result,
         "Error": None if outcome.error is None else str(outcome.error),
@@ -288,34 +303,6 @@ def outcome_text(outcome: InviteOutcome, *, with_member: bool = False) -> Text:
     if outcome.anomaly:
         line.append_text(plain(f"  ! {outcome.anomaly}", "red"))
     return line
-
-
-class OutcomePage:
-    """Prints outcomes on a terminal, many at a time, because each print above a live bar draws the bar again.
-
-    Args:
-        progress: The bar. If it is shown, outcomes are printed on its console, since two consoles on one screen
-            would write into each other.
-        with_members: Whether lines name the member.
-    """
-
-    def __init__(self, progress: Progress, *, with_members: bool = False) -> None:
-        self._with_members = with_members
-        self._console = screen() if progress.disable else progress.console
-        self._lines: list[Text] = []
-        self._printed_at = 0.0
-
-    def add(self, outcome: InviteOutcome) -> None:
-        """Add an outcome; print if there are many, or if the last print was more than a moment ago."""
-        self._lines.append(outcome_text(outcome, with_member=self._with_members))
-        if len(self._lines) >= _LINES_AT_ONCE or time.monotonic() - self._printed_at > _MOMENT:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._lines:
-            self._console.print(Text("\n").join(self._lines), soft_wrap=True)
-            self._lines.clear()
-        self._printed_at = time.monotonic()
 
 
 def summary(tally: Tally) -> Iterable[Text]:
@@ -348,19 +335,14 @@ def print_summary(tally: Tally) -> None:
 
 
 def stdout_is_file() -> bool:
-    """Return whether stdout leads into a file or the null device."""
-    return _is_file(sys.stdout)
-
-
-def _is_file(stream: TextIO) -> bool:
-    """Return whether a stream leads into a file or the null device, not to a screen or another program."""
+    """Return whether stdout leads into a file or the null device, not to a screen or another program."""
     try:
-        mode = os.fstat(stream.fileno()).st_mode
+        mode = os.fstat(sys.stdout.fileno()).st_mode
     except (OSError, ValueError):
         # Not a stream of the operating system, as in a test.
         return False
     # A character device that is no terminal is, for example, /dev/null.
-    return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not stream.isatty())
+    return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdout.isatty())
 
 
 class RateColumn(ProgressColumn):

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
 
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._pacing.threads import start
@@ -225,18 +225,6 @@ _BLOCK_BYTES: Final = 65_536
 STDIN: Final = "stdin"
 
 
-class ByteSource(Protocol):
-    """An unbuffered binary file."""
-
-    def read(self, size: int, /) -> bytes | None:
-        """Wait for the first byte, and return at most `size` bytes; at the end none."""
-        ...
-
-    def close(self) -> None: ...
-
-    def fileno(self) -> int: ...
-
-
 class Parser(Protocol[T_co]):
     """Parses blocks of bytes into items. All items of a block are read before the next block is fed."""
 
@@ -254,15 +242,10 @@ def stdin_is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def stdin_source() -> ByteSource:
+def stdin_source() -> BinaryIO:
     """Return stdin, unbuffered: a thread waiting in a buffered read would keep the interpreter from ending."""
-    buffer: Any = sys.stdin.buffer
-    source: ByteSource = getattr(buffer, "raw", buffer)
+    source: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
     return source
-
-
-def file_source(path: Path) -> ByteSource:
-    return path.open("rb", buffering=0)
 
 
 def check_file(path: Path) -> None:
@@ -292,10 +275,10 @@ class Items(Generic[T]):
         OSError: While iterating: the source cannot be opened or read.
     """
 
-    def __init__(self, opened: Callable[[], ByteSource], parser: Parser[T]) -> None:
+    def __init__(self, opened: Callable[[], BinaryIO], parser: Parser[T]) -> None:
         self._opened = opened
         self._parser = parser
-        self._source: ByteSource | None = None
+        self._source: BinaryIO | None = None
         self._reading: Run[bytes | None] | None = None
         self._items: Iterator[T] = iter(())
         # Whether the source was read to its end. Items of the last block may still be left.
@@ -341,7 +324,7 @@ class Items(Generic[T]):
             self._source.close()
 
 
-def _is_file(source: ByteSource) -> bool:
+def _is_file(source: BinaryIO) -> bool:
     try:
         return stat.S_ISREG(os.fstat(source.fileno()).st_mode)
     except (OSError, ValueError):
