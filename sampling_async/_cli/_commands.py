@@ -31,7 +31,7 @@ from sampling_async._cli._options import AsJSON, argument, flag, option, quietab
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._sources import Items, QuotaIDs, RequestLines, number_of_ids
-from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
+from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -316,7 +316,7 @@ def _bulk(
     shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
     service.call(BulkRun(asked, shown, signals).run)
     if signals.received:
-        fail("interrupted" if signals.exit_code == INTERRUPTED else "terminated by SIGTERM", signals.exit_code)
+        fail(signals.in_words, signals.exit_code)
     return tally
 
 
