@@ -215,7 +215,7 @@ class CampaignJob:
         if self.options.dry_run:
             if show.as_lines(self.options.as_json):
                 ended_by_failure(lambda: show.emit_json(view.plan_json(ready.plan)))
-            show.note(f"Nothing was requested. The plan is saved. To run it: {resume_command(self.folder)}")
+            show.note(self._nothing_requested)
             raise typer.Exit(DONE)
         if not ready.plan.pairs:
             fail("no member matches a quota with room, so there is nothing to request", INCOMPLETE)
@@ -225,6 +225,10 @@ class CampaignJob:
         asking = _ShownRun(self.folder, ready, as_lines)
         self.service.call(asking.work, key=self._key())
         raise typer.Exit(asking.exit_code())
+
+    @property
+    def _nothing_requested(self) -> str:
+        return f"Nothing was requested. The plan is saved. To run it: {resume_command(self.folder)}"
 
     def _ask(self, ready: _RunnableCampaign) -> None:
         if not _connection.somebody_is_there():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from itertools import chain
 from math import isinf
 from pathlib import Path  # noqa: TC003  typer reads it at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -61,7 +62,8 @@ def top(
     looks = _looks(path, every, is_once=once)
     first = ended_by_failure(lambda: next(looks))
     if show.as_lines(as_json):
-        _print_lines(first, looks)
+        for state in chain([first], looks):
+            show.emit_json(state)
     else:
         _show_live(first, looks, is_once=once)
     if not once:
@@ -125,12 +127,6 @@ def looked(path: Path) -> State:
     return state
 
 
-def _print_lines(first: State, looks: Iterator[State]) -> None:
-    show.emit_json(first)
-    for state in looks:
-        show.emit_json(state)
-
-
 def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
     screen = show.screen()
     if is_once:
@@ -158,16 +154,20 @@ def view(state: State, before: State | None, seconds: float, width: int = 80) ->
 
     about = f"  process {state['pid']}  sampling-async {state['version']}"
     title = Text.assemble(show.plain(str(state["host"]), "bold"), show.plain(about))
+    pace, tokens, bulk = state["requests_per_second"], state["retry_tokens"], _NONE
+    if state["seconds_per_request"] is not None:
+        bulk = f"{duration(state['seconds_per_request'])} + {duration(state['seconds_per_id'])} a quota ID"
     rows = [
         ("running", f"{state['running']} of {state['max_concurrency']}, limit {state['limit']}"),
         ("waiting", f"{state['waiting']}"),
-        ("breaker", _breaker(state)),
+        ("breaker", "closed" if state["breaker"] == "closed" else f"OPEN for {state['away_for']:.0f} s"),
         ("hold", f"{state['held_for']:.1f} s" if state["held_for"] else "none"),
-        ("pace", _pace(state)),
-        ("retry tokens", _tokens(state["retry_tokens"])),
+        ("pace", "not limited" if pace is None else f"{number(pace)} bulk invites a second"),
+        # JSON has no infinity, so it is null there.
+        ("retry tokens", "unlimited" if tokens is None or isinf(tokens) else number(tokens)),
         ("attempts", f"{state['attempts']:,}, {rate(lambda each: each['attempts'])}"),
         ("failures", f"{state['failures']:,}, {rate(lambda each: each['failures'])}"),
-        ("bulk invite", _line(state)),
+        ("bulk invite", bulk),
     ]
     wires = state["connections"]
     if wires is not None:
@@ -197,26 +197,6 @@ def _latency(state: State, width: int) -> RenderableType:
         for endpoint, found in sorted(state["latency"].items())
     ]
     return show.fitting_table(rows, _LATENCY_COLUMNS, width)
-
-
-def _breaker(state: State) -> str:
-    return "closed" if state["breaker"] == "closed" else f"OPEN for {state['away_for']:.0f} s"
-
-
-def _pace(state: State) -> str:
-    pace = state["requests_per_second"]
-    return "not limited" if pace is None else f"{number(pace)} bulk invites a second"
-
-
-def _tokens(left: float | None) -> str:
-    # JSON has no infinity, so it is null there.
-    return "unlimited" if left is None or isinf(left) else number(left)
-
-
-def _line(state: State) -> str:
-    if state["seconds_per_request"] is None:
-        return _NONE
-    return f"{duration(state['seconds_per_request'])} + {duration(state['seconds_per_id'])} a quota ID"
 
 
 def number(value: float) -> str:

@@ -224,33 +224,33 @@ class CampaignLedger(LedgerFile):
         return int(self.fact("requests") or 0)
 
     def last_wait(self) -> int:
-        return int(self._rows("SELECT coalesce(max(id), 0) FROM waits")[0][0])
+        return int(self._value("SELECT coalesce(max(id), 0) FROM waits"))
 
     def spent(self) -> float:
         """Return what the invites so far cost at most."""
-        query = (
+        return self._value(
             "SELECT coalesce(sum(max(t.cost, coalesce(i.member_amount, 0))), 0.0) FROM invites AS i"
             " JOIN pairs AS p ON p.member = i.member AND p.quota = i.quota AND p.state = 'invited'"
             " JOIN terms AS t ON t.quota = p.quota AND t.plan = p.plan"
         )
-        return float(self._rows(query)[0][0])
 
     def doubtful(self) -> float:
         """Return what the pairs cost whose outcome is unknown, if all of them are invites."""
-        query = (
+        return self._value(
             "SELECT coalesce(sum(t.cost), 0.0) FROM pairs AS p JOIN terms AS t USING (quota, plan)"
             " WHERE p.state = 'unknown'"
         )
-        return float(self._rows(query)[0][0])
 
     def invited(self) -> int:
         """Return how many invites were made, or may have been made."""
-        return int(self._rows(f"SELECT count(*) FROM pairs WHERE {INVITED}")[0][0])  # noqa: S608
+        return int(self._value(f"SELECT count(*) FROM pairs WHERE {INVITED}"))  # noqa: S608
 
     def asked(self) -> int:
         """Return how many members had a request."""
-        query = f"SELECT count(DISTINCT member) FROM pairs WHERE {ASKED}"  # noqa: S608  a constant
-        return int(self._rows(query)[0][0])
+        return int(self._value(f"SELECT count(DISTINCT member) FROM pairs WHERE {ASKED}"))  # noqa: S608
+
+    def _value(self, query: str) -> float:
+        return self._rows(query)[0][0]  # type: ignore[no-any-return]
 
     def pending(self, now: float) -> tuple[int, float] | None:
         """Return the next turn, and when its first pair is due; None if no pair is pending."""
