@@ -237,9 +237,7 @@ class CampaignJob:
             )
         typer.echo(f"Request {ready.in_words()}? [y/N] ", err=True, nl=False)
         if sys.stdin.readline().strip().casefold() not in {"y", "yes"}:
-            typer.echo(
-                f"Nothing was requested. The plan is saved. To run it: {resume_command(self.folder)}", err=True
-            )
+            typer.echo(self._nothing_requested, err=True)
             raise typer.Exit(INCOMPLETE)
 
 

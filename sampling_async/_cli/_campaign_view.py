@@ -120,8 +120,7 @@ class Display:
     """Shows a run: live on a terminal, and as lines of JSON on stdout. A context manager."""
 
     def __init__(self, read: Callable[[], Figures], *, as_lines: bool) -> None:
-        self._read = read
-        self._as_lines = as_lines
+        self._read, self._as_lines = read, as_lines
         console = show.stderr_console()
         # Lines of JSON and a live display on one screen would write into each other.
         is_live = console.is_terminal and not console.quiet and (not as_lines or show.stdout_is_file())

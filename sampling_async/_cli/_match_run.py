@@ -9,17 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import define
+
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._panel_files import read_inventory
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator
 
     from rich.table import Table
 
@@ -105,28 +106,6 @@ def _show(table: Table, rows: int, followed: Followed, summary: str) -> None:
     screen.print(f"\n{summary}")
 
 
-def report_oddities(index: QuotaIndex) -> None:
-    if index.diagnostics:
-        first = index.diagnostics[0]
-        hint = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
-        _warn(
-            f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
-            f"quota {first.quota_id}, {first.message}{hint}"
-        )
-
-
-def report_missing(first: Sequence[str], missing: int, questions: int) -> None:
-    shown = ", ".join(first) + (", ..." if missing > len(first) else "")
-    _warn(
-        f"the panel has no column for {missing:,} of {questions:,} questions, so they count as not answered: "
-        f"{shown}"
-    )
-
-
-def report_written(members: int, output: Path) -> None:
-    show.note(f"{members:,} members matched: {output}")
-
-
 def _warn(text: str) -> None:
     show.errors().print(show.plain(text, "yellow"), soft_wrap=True)
 
@@ -144,13 +123,13 @@ _GUESSES: Final = (
 """Common names of columns, for advice in error messages. They are never used for matching."""
 
 
+@define
 class MatchRun:
     """Matches a panel, and shows or writes the results."""
 
-    def __init__(self, service: ServiceOptions, panel: str, options: MatchOptions) -> None:
-        self._service = service
-        self._panel = panel
-        self._options = options
+    _service: ServiceOptions
+    _panel: str  # a file, or a query
+    _options: MatchOptions
 
     def run(self) -> None:
         options = self._options
@@ -159,12 +138,22 @@ class MatchRun:
         kinds = options.kinds(None if files.is_query(self._panel) else Path(self._panel))
         if options.output is not None:
             written.check_output(options.output, self._panel, options.inventory)
-        index = QuotaIndex(self._inventory(), kinds=kinds, policy=options.policy)
+        if options.inventory is None:
+            inventory: Quotas | tuple[Survey, ...] = self._service.call(lambda client: client.get_quotas())
+        else:
+            inventory = written.read_inventory(options.inventory)
+        index = QuotaIndex(inventory, kinds=kinds, policy=options.policy)
         matcher = PanelMatcher(index, wanted)
         names = _OTHERS | {str(question_id) for question_id in matcher.questions}
         opened = partial(files.opened, self._panel, names, renamed, matcher.text_columns)
         source = opened()
-        report_oddities(index)
+        if index.diagnostics:
+            first = index.diagnostics[0]
+            hint = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
+            _warn(
+                f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
+                f"quota {first.quota_id}, {first.message}{hint}"
+            )
         self._check_columns(matcher, source)
         if options.as_requests:
             # Before the first line: what is in a pipe is being sent already.
@@ -182,12 +171,7 @@ class MatchRun:
         with followed.progress, self._file_named():
             self._output(results, matcher, followed)
         if options.output is not None:
-            report_written(followed.members, options.output)
-
-    def _inventory(self) -> Quotas | tuple[Survey, ...]:
-        if self._options.inventory is None:
-            return self._service.call(lambda client: client.get_quotas())
-        return read_inventory(self._options.inventory)
+            show.note(f"{followed.members:,} members matched: {options.output}")
 
     def _output(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
         options = self._options
@@ -219,7 +203,11 @@ class MatchRun:
                 f"has {files.named(columns)}. Give {_advice(columns, ()) or f'--column {MEMBER_CODE}=NAME'}"
             )
         if missing:
-            report_missing(missing[:_FEW], len(missing), len(questions))
+            shown = ", ".join(missing[:_FEW]) + (", ..." if len(missing) > _FEW else "")
+            _warn(
+                f"the panel has no column for {len(missing):,} of {len(questions):,} questions, so they count "
+                f"as not answered: {shown}"
+            )
 
     @contextmanager
     def _file_named(self) -> Generator[None]:

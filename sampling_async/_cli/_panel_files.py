@@ -75,10 +75,7 @@ def check_panel_file(output: Path) -> None:
         raise InvalidRequestError(
             f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {output}"
         )
-    if output.is_dir():
-        raise InvalidRequestError(f"--members {output} is a folder")
-    if not output.absolute().parent.is_dir():
-        raise InvalidRequestError(f"--members {output}: the folder does not exist")
+    _check_place("--members", output)
     if suffix == ".parquet":
         try:
             import_module("pyarrow")
@@ -86,6 +83,13 @@ def check_panel_file(output: Path) -> None:
             raise InvalidRequestError(
                 f"{output} needs pyarrow: python -m pip install 'sampling-async[panel]'; .jsonl needs nothing"
             ) from None
+
+
+def _check_place(option: str, output: Path) -> None:
+    if output.is_dir():
+        raise InvalidRequestError(f"{option} {output} is a folder")
+    if not output.absolute().parent.is_dir():
+        raise InvalidRequestError(f"{option} {output}: the folder does not exist")
 
 
 def write_panel(
@@ -98,8 +102,6 @@ def write_panel(
     columns = tuple(questions)
     rows = (_row(member, columns) for member in members)
     if output.suffix.lower() == ".parquet":
-        from sampling_async._cli._panel_files import write_rows  # noqa: PLC0415  an extra
-
         write_rows(list(rows), output)
     else:
         with written_whole(output) as unfinished, unfinished.open("wb") as file:
@@ -149,10 +151,7 @@ def check_output(output: Path, panel: str, inventory: Path | None) -> None:
         raise InvalidRequestError(
             f"--output must end in {', '.join(OUTPUTS)}, which sets the format, not {output}"
         )
-    if output.is_dir():
-        raise InvalidRequestError(f"--output {output} is a folder")
-    if not output.absolute().parent.is_dir():
-        raise InvalidRequestError(f"--output {output}: the folder does not exist")
+    _check_place("--output", output)
     read = {"panel": None if is_query(panel) else Path(panel), "inventory": inventory}
     for name, path in read.items():
         if path is not None and path.exists() and output.exists() and output.samefile(path):
@@ -174,15 +173,12 @@ def _written(batches: Iterable[Any], schema: Any, path: Path, suffix: str) -> No
             for batch in batches:
                 writer.write_batch(batch)
     else:
-        plain = pa.schema([(field.name, _in_a_cell(field.type)) for field in schema])
+        kinds = {field.name: pa.string() if pa.types.is_list(field.type) else field.type for field in schema}
+        plain = pa.schema(kinds)
         with csv.CSVWriter(path, plain) as writer:
             for batch in batches:
                 columns = [_cells(column) for column in batch.columns]
                 writer.write_batch(pa.record_batch(columns, schema=plain))
-
-
-def _in_a_cell(kind: Any) -> Any:
-    return pa.string() if pa.types.is_list(kind) else kind
 
 
 def _cells(column: Any) -> Any:

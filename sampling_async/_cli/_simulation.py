@@ -149,7 +149,7 @@ def simulate(
     need_simulator()
     from sampling_async.simulator import Latency, Simulator  # noqa: PLC0415  an extra, and slow to load
 
-    panel = ended_by_failure(lambda: _Panel.of(members or []))
+    size, files = ended_by_failure(lambda: _size_and_files(members or []))
     planned = ended_by_failure(lambda: _faults_of(faults))
     urls = ended_by_failure(notify.urls)
 
@@ -158,7 +158,7 @@ def simulate(
             return Simulator(
                 seed,
                 surveys=surveys,
-                members=panel.size,
+                members=size,
                 latency=Latency(a=latency_base, b=latency_per_id, workers=workers),
                 faults=planned,
                 notifying=notify.notifying(),
@@ -169,46 +169,38 @@ def simulate(
     simulator = ended_by_failure(made)
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
     free_port = ended_by_failure(lambda: _free_port(host, port))
-    ended_by_failure(lambda: panel.write(simulator))
+    ended_by_failure(lambda: _write_panel(simulator, files))
     if as_json:
         ended_by_failure(lambda: show.emit_json(_service_json(simulator, host, free_port)))
     else:
-        ended_by_failure(lambda: _show_service(simulator, host, free_port, panel.files))
+        ended_by_failure(lambda: _show_service(simulator, host, free_port, files))
     with suppress(KeyboardInterrupt), sending(simulator, urls):  # the usual end
         ended_by_failure(lambda: simulator.run(port=free_port, host=host))
 
 
-@frozen
-class _Panel:
-    """The values of `--members`: the number of members, and the files to write them to."""
+def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:
+    """Return what --members says: the number of members, and the files to write them to."""
+    from sampling_async._cli._panel_files import check_panel_file  # noqa: PLC0415  with the simulator
 
-    size: int = 200
-    files: tuple[Path, ...] = ()
+    numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
+    files = tuple(Path(each) for each in given if each not in numbers)
+    if len(numbers) > 1 or any(len(each) > _DIGITS or not 0 < int(each) <= _MOST_MEMBERS for each in numbers):
+        raise InvalidRequestError(
+            f"--members must be one number from 1 to {_MOST_MEMBERS:,}, or files, or both, not "
+            f"{' '.join(numbers)[:40]}"
+        )
+    for file in files:
+        check_panel_file(file)
+    return int(numbers[0]) if numbers else 200, files
 
-    @classmethod
-    def of(cls, given: list[str]) -> _Panel:
-        from sampling_async._cli._panel_files import check_panel_file  # noqa: PLC0415  with the simulator
 
-        numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
-        files = tuple(Path(each) for each in given if each not in numbers)
-        if len(numbers) > 1 or any(
-            len(each) > _DIGITS or not 0 < int(each) <= _MOST_MEMBERS for each in numbers
-        ):
-            raise InvalidRequestError(
-                f"--members must be one number from 1 to {_MOST_MEMBERS:,}, or files, or both, not "
-                f"{' '.join(numbers)[:40]}"
-            )
-        for file in files:
-            check_panel_file(file)
-        return cls(int(numbers[0]) if numbers else 200, files)
+def _write_panel(simulator: Any, files: tuple[Path, ...]) -> None:
+    from sampling_async._cli._panel_files import write_panel  # noqa: PLC0415  with the simulator
+    from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415
+    from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
 
-    def write(self, simulator: Any) -> None:
-        from sampling_async._cli._panel_files import write_panel  # noqa: PLC0415  with the simulator
-        from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415
-        from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
-
-        for file in self.files:
-            write_panel(simulator.members.values(), question_ids(), AGE_BANDS, file)
+    for file in files:
+        write_panel(simulator.members.values(), question_ids(), AGE_BANDS, file)
 
 
 def _faults_of(file: Path | None) -> tuple[Any, ...]:

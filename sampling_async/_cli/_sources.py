@@ -13,6 +13,8 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
 
+from attrs import define, field
+
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._pacing.threads import start
 from sampling_async._protocol.requests import quota_id_of
@@ -37,19 +39,19 @@ def parsed(texts: list[str]) -> list[int]:
     return [_quota_id(word) for word in words]
 
 
+@define
 class QuotaIDs:
     """Parses quota IDs from blocks of bytes: words, or the lines of one member among requests.
 
     Words are separated by blanks, commas or newlines. Input that begins with `{` is read as lines of requests.
     """
 
-    def __init__(self, name: str, member_code: str) -> None:
-        self._name = name
-        self._member_code = member_code
-        self._begun = b""
-        self._words: _Words | None = None
-        self._lines: RequestLines | None = None
-        self.of_others = 0
+    _name: str
+    _member_code: str
+    of_others: int = 0  # how many requests of other members were skipped
+    _begun: bytes = b""
+    _words: _Words | None = None
+    _lines: RequestLines | None = None
 
     def feed(self, block: bytes) -> Iterator[int]:
         """Yield the IDs that are complete after this block."""
@@ -85,12 +87,11 @@ class QuotaIDs:
             self.of_others += 1
 
 
+@define
 class _Words:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        # The end of the last block, which may be the first part of an ID.
-        self._cut = b""
-        self._line = 1
+    _name: str
+    _cut: bytes = b""  # the end of the last block, which may be the first part of an ID
+    _line: int = 1
 
     def feed(self, block: bytes) -> Iterator[int]:
         whole, self._cut = _split_whole(self._cut + block)
@@ -139,13 +140,13 @@ _SHOWN: Final = 5
 _BLOCK: Final = 2**20
 
 
+@define
 class RequestLines:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._line = 0
-        # The parts of a line whose end has not been read. A list: joined once, however many blocks it takes.
-        self._begun: list[bytes] = []
-        self._size = 0
+    _name: str
+    _line: int = 0
+    # The parts of a line whose end has not been read. A list: joined once, however many blocks it takes.
+    _begun: list[bytes] = field(factory=list[bytes])
+    _size: int = 0
 
     def feed(self, block: bytes) -> Iterator[InviteRequest]:
         """Yield the requests whose lines end in this block."""
@@ -257,6 +258,7 @@ def check_file(path: Path) -> None:
         raise InvalidRequestError(f"{path}: the file does not exist")
 
 
+@define(eq=False)
 class Items(Generic[T]):
     """An async iterator over the items of a source. It opens the source when the first item is requested.
 
@@ -275,16 +277,14 @@ class Items(Generic[T]):
         OSError: While iterating: the source cannot be opened or read.
     """
 
-    def __init__(self, opened: Callable[[], BinaryIO], parser: Parser[T]) -> None:
-        self._opened = opened
-        self._parser = parser
-        self._source: BinaryIO | None = None
-        self._reading: Run[bytes | None] | None = None
-        self._items: Iterator[T] = iter(())
-        # Whether the source was read to its end. Items of the last block may still be left.
-        self._is_read = False
-        self.is_over = False
-        self.is_file = False
+    _opened: Callable[[], BinaryIO]
+    _parser: Parser[T]
+    is_over: bool = False
+    is_file: bool = False
+    _source: BinaryIO | None = None
+    _reading: Run[bytes | None] | None = None
+    _items: Iterator[T] = field(factory=lambda: iter(()))
+    _is_read: bool = False  # whether the source was read to its end; items of the last block may still be left
 
     def __aiter__(self) -> Self:
         return self

@@ -7,10 +7,11 @@ import os
 import shutil
 import stat
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -55,27 +56,12 @@ PARTITIONS: Final = tuple(_BY)
 
 
 def _schemas() -> tuple[Any, Any]:
-    invites = [
-        ("member_code", pa.string()),
-        ("quota_id", pa.int64()),
-        ("survey_id", pa.int64()),
-        ("wave_id", pa.int64()),
-        ("url", pa.string()),
-        ("partner_amount", pa.float64()),
-        ("member_amount", pa.float64()),
-        ("loi", pa.int64()),
-        ("ir", pa.int64()),
-        ("invited_at", pa.timestamp("us", tz="UTC")),
-    ]
-    pairs = [
-        ("member_code", pa.string()),
-        ("quota_id", pa.int64()),
-        ("plan", pa.int64()),
-        ("certain", pa.bool_()),
-        ("status", pa.string()),
-        ("result_code", pa.int64()),
-        ("reason", pa.string()),
-    ]
+    text, whole, real = pa.string(), pa.int64(), pa.float64()
+    invites = {"member_code": text, "quota_id": whole, "survey_id": whole, "wave_id": whole, "url": text}
+    invites |= {"partner_amount": real, "member_amount": real, "loi": whole, "ir": whole}
+    invites |= {"invited_at": pa.timestamp("us", tz="UTC")}
+    pairs = {"member_code": text, "quota_id": whole, "plan": whole, "certain": pa.bool_()}
+    pairs |= {"status": text, "result_code": whole, "reason": text}
     return pa.schema(invites), pa.schema(pairs)
 
 
@@ -261,19 +247,9 @@ def _write_invites(
     folder.mkdir()
     # A column that is in the name of the folder is not in the file too: readers would find it twice.
     rest = pa.schema([each for each in schema if each.name not in partitions])
-    writer: Any = None
-    last: Path | None = None
-    try:
-        for path, rows in _by_partition(batches, partitions, folder):
-            if path != last:
-                if writer is not None:
-                    writer.close()
-                path.mkdir(parents=True)
-                writer, last = _writer(path / f"invites.{kind}", rest), path
-            writer.write_batch(rows.select(rest.names))
-    finally:
-        if writer is not None:
-            writer.close()
+    for path, parts in groupby(_by_partition(batches, partitions, folder), key=itemgetter(0)):
+        path.mkdir(parents=True)
+        _write_one((rows.select(rest.names) for _, rows in parts), rest, path / f"invites.{kind}")
 
 
 def _by_partition(
@@ -293,24 +269,18 @@ def _by_partition(
 
 
 def _write_one(batches: Iterable[Any], schema: Any, path: Path) -> None:
-    writer = _writer(path, schema)
-    try:
+    make_private(path)
+    is_parquet = path.suffix == ".parquet"
+    with closing(
+        import_module("pyarrow.parquet").ParquetWriter(path, schema) if is_parquet else _Lines(path)
+    ) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    finally:
-        writer.close()
 
 
 def _write_text(text: str, path: Path) -> None:
     make_private(path)
     path.write_text(text, encoding="utf-8")
-
-
-def _writer(path: Path, schema: Any) -> Any:
-    make_private(path)
-    if path.suffix == ".parquet":
-        return import_module("pyarrow.parquet").ParquetWriter(path, schema)
-    return _Lines(path)
 
 
 class _Lines:

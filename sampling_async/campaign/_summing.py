@@ -72,15 +72,18 @@ class _Slot:
     latencies: Counter[int] = field(factory=Counter[int])
     limit: float | None = None
 
+    def row(self) -> tuple[Any, ...]:
+        return self.requests, self.invited, self.rejected, self.failed, json.dumps(self.latencies), self.limit
 
+
+@define
 class Moments:
     """The intervals of one run, until they are written."""
 
-    def __init__(self, run: int) -> None:
-        self._run = run
-        self._slots: dict[int, _Slot] = {}
-        self._changed: set[int] = set()
-        self._latest = 0
+    _run: int
+    _slots: dict[int, _Slot] = field(factory=dict[int, _Slot])
+    _changed: set[int] = field(factory=set[int])
+    _latest: int = 0
 
     def _at(self, now: float) -> _Slot:
         # A clock that is set back must not change intervals that were written.
@@ -103,19 +106,7 @@ class Moments:
         """Return the rows that have changed since the last call."""
         changed = sorted(self._changed)
         self._changed.clear()
-        rows = [
-            (
-                self._run,
-                at,
-                (slot := self._slots[at]).requests,
-                slot.invited,
-                slot.rejected,
-                slot.failed,
-                json.dumps(slot.latencies),
-                slot.limit,
-            )
-            for at in changed
-        ]
+        rows = [(self._run, at, *self._slots[at].row()) for at in changed]
         # Only the last one may still change.
         for at in changed[:-1]:
             del self._slots[at]
@@ -129,12 +120,12 @@ class _LatestWait:
     ended: float
 
 
+@define
 class WaitLog:
     """The waits of a run. Those of one kind that follow each other closely are one."""
 
-    def __init__(self, last: int) -> None:
-        self._last = last
-        self._latest: dict[str, _LatestWait] = {}
+    _last: int  # the number of the last wait of the runs before
+    _latest: dict[str, _LatestWait] = field(factory=dict[str, _LatestWait])
 
     def extend(self, kind: str, began: float, ended: float) -> _LatestWait:
         """Add a wait, or make the latest one of its kind longer; return it."""
