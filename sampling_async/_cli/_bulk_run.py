@@ -35,12 +35,8 @@ if TYPE_CHECKING:
     from sampling_async._journal.run import JournalRun
 
 
-Pair: TypeAlias = tuple[str, int]
-"""A member code and a quota ID."""
-
-_PATIENCE: Final = 1.0
-"""Seconds that a pipe has, after a signal, to deliver the rest of its input."""
-
+Pair: TypeAlias = tuple[str, int]  # a member code and a quota ID
+_PATIENCE: Final = 1.0  # seconds that a pipe has, after a signal, to deliver the rest of its input
 _AT_ONCE: Final = 1000
 _LINES_AT_ONCE: Final = 100
 _MOMENT: Final = 0.1
@@ -85,7 +81,8 @@ class OutcomePrinter:
         finally:
             self.bar.__exit__()
             if exc is None or self.tally.total:
-                show.print_summary(self.tally)
+                for line in show.summary(self.tally):
+                    show.stderr_console().print(line, soft_wrap=True)
 
     def add(self, outcome: InviteOutcome) -> None:
         self.tally.add(outcome)
@@ -180,8 +177,11 @@ class BulkRun:
                     with self.signals.scope:
                         if self.work.count is not None and not self.shown.bar.display.disable:
                             self.shown.bar.total = await in_thread(self.work.count)
-                        self.stream = await self.work.start(client)
-                        await self._follow(self.stream)
+                        self.stream = stream = await self.work.start(client)
+                        async with stream:
+                            with self.shown.bar.follow(stream):
+                                async for outcome in stream:
+                                    self.shown.add(outcome)
                         await self._give_up_the_rest(client)
                 finally:
                     # Outside the scope that the signal cancelled, so the account can still await.
@@ -195,12 +195,6 @@ class BulkRun:
         finally:
             if self.work.source is not None:
                 self.work.source.close()
-
-    async def _follow(self, stream: OutcomeStream) -> None:
-        async with stream:
-            with self.shown.bar.follow(stream):
-                async for outcome in stream:
-                    self.shown.add(outcome)
 
     async def _give_up_the_rest(self, client: SamplingClient) -> None:
         """Account for the input that the stream did not read, because the outage was too long."""

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 _of_plan: Final = partial(option, panel="The plan")
 _of_run: Final = partial(option, panel="The run")
 _limit: Final = partial(option, panel="Limits, heeded by a run within a second")
-NONE: Final = "none"
-"""The value that takes a limit away."""
-
+NONE: Final = "none"  # the value that takes a limit away
 _SHOWN: Final = 40
 
 

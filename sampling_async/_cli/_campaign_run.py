@@ -49,14 +49,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LEDGER: Final = "campaign.ledger"
-"""The file of the ledger in the folder of a campaign."""
-
-_SAVED: Final = "command"
-"""The fact of the ledger that holds what later commands need."""
-
-_GRACE: Final = 10.0
-"""Seconds that requests in flight have after a signal, so that their outcomes are known."""
+LEDGER: Final = "campaign.ledger"  # the file of the ledger in the folder of a campaign
+_SAVED: Final = "command"  # the fact of the ledger that holds what later commands need
+_GRACE: Final = 10.0  # seconds that requests in flight have after a signal, so that their outcomes are known
 
 
 def ledger_in(folder: Path) -> Path:

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from sampling_async import InviteOutcome, SamplingClient
     from sampling_async.campaign import CampaignRun, Limits, Plan, Summary
 
-_WINDOW: Final = 10.0
-"""Seconds over which rates are averaged."""
-
+_WINDOW: Final = 10.0  # seconds over which rates are averaged
 _REDRAWN: Final = 0.25
 _LINES: Final = 2.0
 
@@ -172,9 +170,8 @@ _STATES: Final = {
     "stopped": "red",
 }
 _WORDS: Final = {"outage": "service away", "hours": "outside hours", "rate": "at its rate"}
+# All states are as wide as this one, so that the bar does not move when the state changes.
 _WIDEST: Final = max(map(len, _WORDS.values()))
-"""All states are as wide as this one, so that the bar does not move when the state changes."""
-
 _PARTS: Final = ("invited", "rejected", "not_sent", "unknown", "skipped", "pending")
 
 

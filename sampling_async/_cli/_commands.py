@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from enum import StrEnum
 from functools import partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import typer
 from attrs import evolve
 
-from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__
+from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__, to_json
 from sampling_async._cli import (
     _campaign,
     _doctor,
@@ -34,9 +35,9 @@ from sampling_async._cli._sources import Items, QuotaIDs, RequestLines, number_o
 from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from sampling_async import Goal, Quotas, RecontactStream, Survey
+    from sampling_async import Goal, RecontactStream
     from sampling_async._cli._bulk_run import Work
     from sampling_async._cli._sources import Parser
 
@@ -105,8 +106,8 @@ class Repetitions(StrEnum):
     ask = "ask"
 
 
+# The commands that account for all of their input, even after a signal.
 _ACCOUNTS: Final = {"bulk-invite", "fan-out"}
-"""The commands that account for all of their input, even after a signal."""
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  how typer calls it
@@ -157,17 +158,13 @@ def quotas(
     elif show.as_lines(wanted=False):
         ended_by_failure(lambda: show.emit_all(surveys))
     else:
-        _show_quotas(inventory, surveys, is_one=survey is not None)
-
-
-def _show_quotas(inventory: Quotas, surveys: Sequence[Survey], *, is_one: bool) -> None:
-    screen = show.screen()
-    screen.print(show.quotas_table(surveys, screen.width))
-    if not is_one:
-        screen.print(show.inventory_caption(inventory))
-    for each in surveys if is_one else ():
-        screen.print(f"\n[bold]Quotas of survey {each.survey_id}, wave {each.wave_id}[/bold]")
-        screen.print(show.quota_table(each.quotas))
+        screen = show.screen()
+        screen.print(show.quotas_table(surveys, screen.width))
+        if survey is None:
+            screen.print(show.inventory_caption(inventory))
+        for each in surveys if survey is not None else ():
+            screen.print(f"\n[bold]Quotas of survey {each.survey_id}, wave {each.wave_id}[/bold]")
+            screen.print(show.quota_table(each.quotas))
 
 
 @app.command(cls=Command)
@@ -191,7 +188,7 @@ def invite(
     if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_all([made]))
     else:
-        show.print_pairs(show.invite_pairs(made))
+        show.print_pairs((name, show.plain(str(value))) for name, value in json.loads(to_json(made)).items())
 
 
 @app.command("bulk-invite", cls=Command)

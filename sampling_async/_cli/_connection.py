@@ -212,7 +212,10 @@ def ended_by_failure(work: Callable[[], T]) -> T:
     try:
         return work()
     except SamplingError as exc:
-        fail(_message_of(exc), exit_code_of(exc))
+        text = str(exc).replace("allow_http=True", "--allow-http")
+        if exc.endpoint == "generate_invite" and exc.delivery == "unknown":
+            text += " (an invite may exist: asking again may make a second one)"
+        fail(text, exit_code_of(exc))
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -271,10 +274,3 @@ def _given(value: str | None, option: str, variable: str) -> str:
     if not value:
         raise InvalidRequestError(f"give {option}, or set the environment variable {variable}")
     return value
-
-
-def _message_of(error: SamplingError) -> str:
-    text = str(error).replace("allow_http=True", "--allow-http")
-    if error.endpoint == "generate_invite" and error.delivery == "unknown":
-        return f"{text} (an invite may exist: asking again may make a second one)"
-    return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inspect import cleandoc
 from shutil import get_terminal_size
+from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -157,7 +158,10 @@ class Command(TyperCommand):
         formatter.write("" if self.rich_markup_mode else "\n")
         # The path without the program: "notifications serve".
         name = " ".join(ctx.command_path.split()[1:])
-        formatter.write("\n".join(_lines(EXAMPLES[name])))
+        examples = EXAMPLES[name]
+        formatter.write(typer.style(" Example:" if len(examples) == 1 else " Examples:", bold=True) + "\n")
+        for example in examples:
+            formatter.write("\n" + indent(example, "   ") + "\n")
 
 
 _OF_COMPLETION: Final = frozenset({"install_completion", "show_completion"})
@@ -188,10 +192,3 @@ def _without_type(option: Any) -> Any:
     if option is not None:
         option.metavar = ""
     return option
-
-
-def _lines(examples: tuple[str, ...]) -> list[str]:
-    lines = [typer.style(" Example:" if len(examples) == 1 else " Examples:", bold=True)]
-    for example in examples:
-        lines += ["", *(f"   {line}" for line in example.splitlines())]
-    return [*lines, ""]

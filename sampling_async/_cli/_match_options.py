@@ -17,8 +17,8 @@ from sampling_async.matching import MatchPolicy, QuestionKinds
 if TYPE_CHECKING:
     from sampling_async.matching import Output
 
+# The ending of a file of age bands beside a panel: `panel.bands.json` beside `panel.parquet`.
 BANDS_SUFFIX: Final = ".bands.json"
-"""The ending of a file of age bands beside a panel: `panel.bands.json` beside `panel.parquet`."""
 
 
 @frozen(kw_only=True)

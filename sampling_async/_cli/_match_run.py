@@ -111,9 +111,7 @@ def _warn(text: str) -> None:
 
 
 _FEW: Final = 5
-_OTHERS: Final = OTHERS | {INVITES_LEFT}
-"""The columns that are not questions."""
-
+_OTHERS: Final = OTHERS | {INVITES_LEFT}  # the columns that are not questions
 _GUESSES: Final = (
     ("1001538", frozenset({"age", "alter", "years"})),
     ("1001007", frozenset({"gender", "sex"})),

@@ -40,7 +40,7 @@ from sampling_async.simulator._transport import listening
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator, Mapping
 
-    from sampling_async import PartnerSettings, SamplingClient
+    from sampling_async import PartnerSettings
     from sampling_async.notifications import Fact
 
 SHARED_SECRETS: Final = "SAMPLING_SHARED_SECRETS"
@@ -163,16 +163,12 @@ async def _serve(
         )
         async with inbox:
             # The socket listens already, so the URLs work as soon as they are shown.
-            _show_urls(urls, as_json=as_json)
+            if show.as_lines(as_json):
+                show.emit_json({str(kind): url for kind, url in urls.items()})
+            else:
+                show.print_pairs((str(kind.setting), Text(url, style="cyan")) for kind, url in urls.items())
+                show.screen().print(Text("\nThe URLs hold secrets. Ctrl-C ends it.", style="dim"))
             await uvicorn.Server(config).serve(sockets=[listener])
-
-
-def _show_urls(urls: dict[Kind, str], *, as_json: bool) -> None:
-    if show.as_lines(as_json):
-        show.emit_json({str(kind): url for kind, url in urls.items()})
-        return
-    show.print_pairs((str(kind.setting), Text(url, style="cyan")) for kind, url in urls.items())
-    show.screen().print(Text("\nThe URLs hold secrets. Ctrl-C ends it.", style="dim"))
 
 
 @app.command("show", cls=Command)
@@ -273,7 +269,7 @@ def settings(
     secrets = ended_by_failure(lambda: rotate_secrets(opened) if rotate else kept_secrets(opened))
     base = public_url or ended_by_failure(lambda: run_once(opened, SqliteStore.url)) or _SERVED_AT
     urls = ended_by_failure(lambda: Inbox(opened, secrets=secrets).urls(base))
-    found = service.call(_read_settings) if service.is_given else None
+    found = service.call(lambda client: client.get_settings()) if service.is_given else None
     verdicts = {kind: _verdict(found, kind, url) for kind, url in urls.items()}
     if show.as_lines(as_json):
         ended_by_failure(lambda: _emit([urls]))
@@ -290,10 +286,6 @@ def settings(
 def _emit(rows: Iterable[Mapping[Any, Any]]) -> None:
     for row in rows:
         show.emit_json(dict(row))
-
-
-async def _read_settings(client: SamplingClient) -> PartnerSettings:
-    return await client.get_settings()
 
 
 def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:

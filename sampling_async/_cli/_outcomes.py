@@ -84,7 +84,8 @@ def outcomes(
         show.note(f"{store} is a new store: it has no notifications yet")
     ledger = OutcomeLedger(store)
     for file in invites or ():
-        _record_all(ledger, file)
+        count = ended_by_failure(partial(_record, ledger, file))
+        show.note(f"New invites from {file}: {count:,}")
     ended_by_failure(lambda: existing_store(store))
     if output is not None:
         ended_by_failure(lambda: _write(ledger, output))
@@ -97,22 +98,19 @@ def outcomes(
     ended_by_failure(lambda: _show_funnel(funnel, as_json=as_json))
 
 
-def _record_all(ledger: OutcomeLedger, file: Path) -> None:
-    def record() -> int:
-        at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-        return anyio.run(_record, ledger, file, at)
+def _record(ledger: OutcomeLedger, file: Path) -> int:
+    at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
 
-    show.note(f"New invites from {file}: {ended_by_failure(record):,}")
+    async def record() -> int:
+        batch, count = list[InviteOutcome](), 0
+        async for outcome in _outcomes_in(file):
+            batch.append(outcome)
+            if len(batch) == _AT_ONCE:
+                count += await ledger.invited(batch, at=at)
+                batch = []
+        return count + await ledger.invited(batch, at=at)
 
-
-async def _record(ledger: OutcomeLedger, file: Path, at: datetime) -> int:
-    batch, count = list[InviteOutcome](), 0
-    async for outcome in _outcomes_in(file):
-        batch.append(outcome)
-        if len(batch) == _AT_ONCE:
-            count += await ledger.invited(batch, at=at)
-            batch = []
-    return count + await ledger.invited(batch, at=at)
+    return anyio.run(record)
 
 
 async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 INTERRUPTED, TERMINATED = 130, 143
-_held: list[set[int]] = []
-"""The signal mask from before we blocked signals; empty while we do not block them."""
+_held: list[set[int]] = []  # the signal mask from before we blocked signals; empty while we do not block them
 
 
 class BestEffortStream:

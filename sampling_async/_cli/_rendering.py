@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from sampling_async import (
-        Invite,
         InviteOutcome,
         OutcomeStatus,
         OutcomeStream,
@@ -268,11 +267,6 @@ def print_pairs(pairs: Iterable[tuple[str, Text]]) -> None:
         console.print(Text(between, style="bold").append_text(value), soft_wrap=True)
 
 
-def invite_pairs(invite: Invite) -> Iterator[tuple[str, Text]]:
-    for name, value in json.loads(to_json(invite)).items():
-        yield name, plain(str(value))
-
-
 def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
     return {
         "MemberCode": outcome.member_code,
@@ -326,12 +320,6 @@ def summary(tally: Tally) -> Iterable[Text]:
         yield Text(f"  {tally.anomalies:,} items of responses were odd: see Anomaly.")
     if tally.unrequested:
         yield Text(f"  {tally.unrequested:,} items came for quota IDs that were not in the request.")
-
-
-def print_summary(tally: Tally) -> None:
-    console = stderr_console()
-    for line in summary(tally):
-        console.print(line, soft_wrap=True)
 
 
 def stdout_is_file() -> bool:

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
 
 from attrs import define, field
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 
     from sampling_async._pacing.threads import Run
 
+# Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole.
 _LONGEST_ID: Final = 19
-"""Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole."""
-
 _SEPARATORS: Final = b" \t\n\r\v\f,"
 # From the same bytes: if one of the two knew fewer, an ID could be cut between blocks, and become two.
 _WORD: Final = re.compile(rb"[^%b]+" % _SEPARATORS)
@@ -94,8 +94,11 @@ class _Words:
     _line: int = 1
 
     def feed(self, block: bytes) -> Iterator[int]:
-        whole, self._cut = _split_whole(self._cut + block)
-        return self._ids_of(whole)
+        text = self._cut + block
+        # Split after the last separator, because an ID may be divided between two blocks; rfind() gives -1.
+        end = 1 + max(map(text.rfind, _SEPARATORS)) or (len(text) if len(text) > _LONGEST_ID else 0)
+        self._cut = text[end:]
+        return self._ids_of(text[:end])
 
     def end(self) -> Iterator[int]:
         return self._ids_of(self._cut)
@@ -110,15 +113,6 @@ class _Words:
         self._line += text.count(b"\n")
 
 
-def _split_whole(text: bytes) -> tuple[bytes, bytes]:
-    """Split after the last separator, because an ID may be divided between two blocks."""
-    # rfind() returns -1 if there is no separator, so `end` is 0 then.
-    end = 1 + max(map(text.rfind, _SEPARATORS))
-    if end == 0 and len(text) > _LONGEST_ID:
-        return text, b""
-    return text[:end], text[end:]
-
-
 def _quota_id(word: bytes) -> int:
     # isdigit() of bytes knows ASCII only; int() would take 1_000 and +1 as well.
     if not word.isdigit() or len(word) > _LONGEST_ID:
@@ -129,13 +123,10 @@ def _quota_id(word: bytes) -> int:
     return quota_id_of(int(word))
 
 
+# Bytes that may come before the first line: blanks, and the byte order mark that Windows puts before UTF-8.
 BLANK: Final = b"\xef\xbb\xbf \t\r\n"
-"""Bytes that may come before the first line: blanks, and the byte order mark that Windows puts before UTF-8."""
-
 _EXAMPLE: Final = '{"MemberCode": "m1", "QuotaIDs": [1100042, 1100043]}'
-_LONGEST: Final = 2**24
-"""The largest number of bytes in a line: about two million quota IDs."""
-
+_LONGEST: Final = 2**24  # the largest number of bytes in a line: about two million quota IDs
 _SHOWN: Final = 5
 _BLOCK: Final = 2**20
 
@@ -301,32 +292,22 @@ class Items(Generic[T]):
             if self._is_read:
                 self.is_over = True
                 raise StopAsyncIteration
-            await self._read_on()
-
-    async def _read_on(self) -> None:
-        # The read runs in a daemon thread, so that a read that never returns does not keep the program from
-        # ending. A read that a cancellation left behind is taken up again here, so no block is lost.
-        self._reading = self._reading or start(self._block)
-        await self._reading.over.wait()
-        reading, self._reading = self._reading, None
-        block = reading.result()
-        self._is_read = not block
-        self._items = self._parser.feed(block) if block else self._parser.end()
+            # The read runs in a daemon thread, so that a read that never returns does not keep the program from
+            # ending. A read that a cancellation left behind is taken up again here, so no block is lost.
+            self._reading = self._reading or start(self._block)
+            await self._reading.over.wait()
+            reading, self._reading = self._reading, None
+            block = reading.result()
+            self._is_read = not block
+            self._items = self._parser.feed(block) if block else self._parser.end()
 
     def _block(self) -> bytes | None:
         if self._source is None:
             self._source = self._opened()
-            self.is_file = _is_file(self._source)
+            with suppress(OSError, ValueError):  # not a file of the operating system, as in a test
+                self.is_file = stat.S_ISREG(os.fstat(self._source.fileno()).st_mode)
         return self._source.read(_BLOCK_BYTES)
 
     def close(self) -> None:
         if self._source is not None:
             self._source.close()
-
-
-def _is_file(source: BinaryIO) -> bool:
-    try:
-        return stat.S_ISREG(os.fstat(source.fileno()).st_mode)
-    except (OSError, ValueError):
-        # Not a file of the operating system, as in a test.
-        return False

@@ -88,14 +88,11 @@ class Tally:
         self.replayed += outcome.replayed
         self._answered += outcome.status in _ANSWERED and not outcome.replayed
         if outcome.error is not None:
-            self._add_failure(outcome.error)
-
-    def _add_failure(self, error: SamplingError) -> None:
-        text = str(error)
-        # Texts can differ in details without end; only the first ones are kept.
-        if text in self.failures or len(self.failures) < _KEPT_FAILURES:
-            self.failures[text] += 1
-        self._exit_codes.add(exit_code_of(error))
+            text = str(outcome.error)
+            # Texts can differ in details without end; only the first ones are kept.
+            if text in self.failures or len(self.failures) < _KEPT_FAILURES:
+                self.failures[text] += 1
+            self._exit_codes.add(exit_code_of(outcome.error))
 
     @property
     def total(self) -> int:

@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from sampling_async.campaign._ledger_file import DueMember, PlannedQuota
     from sampling_async.campaign._lessons import Rule
 
-MOST_TRIES: Final = 3
-"""How often the same pair is requested, if each time the reason passes by itself."""
-
+MOST_TRIES: Final = 3  # how often the same pair is requested, if each time the reason passes by itself
 CLOSED: Final = "closed in the inventory"
+# Failures that say nothing about a pair: all others would fail too, and the pair stays as it was.
 _OF_ALL: Final = (ForbiddenError, OutageError, ClientClosedError)
-"""Failures that say nothing about a pair: all others would fail too, and the pair stays as it was."""
-
 _COMMITTED: Final = frozenset({"pending", "invited", "unknown"})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -180,7 +181,7 @@ class Campaign:
             # One state for all steps of the plan, which take a while: quotas close meanwhile.
             index = inventory.snapshot()
         else:
-            index = await in_thread(self._indexed, inventory)
+            index = await in_thread(partial(QuotaIndex, inventory, kinds=self._kinds, policy=self._policy))
             if self._client is not None:
                 await self._read_recontacts(self._client, index)
         return Planner(
@@ -204,9 +205,6 @@ class Campaign:
             if target.survey.is_survey_recontact:
                 quota_id = target.quota.quota_id
                 index.recontact(quota_id, [code async for code in client.recontact_members(quota_id)])
-
-    def _indexed(self, inventory: Quotas | Iterable[Survey]) -> QuotaIndex:
-        return QuotaIndex(inventory, kinds=self._kinds, policy=self._policy)
 
     async def _planning(self, planner: Planner, open_seconds: float | None) -> Plan:
         # A thread that is left behind would hold the ledger, and make the plan although it was cancelled.
@@ -242,7 +240,7 @@ class Campaign:
             LedgerError: On entering: the ledger cannot be used, has no plan, belongs to another service or
                 panel, or another run is using it.
         """
-        is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else _always
+        is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else lambda _: True
         return CampaignRun(
             self._require_client(),
             CampaignLedger(self.ledger),
@@ -326,7 +324,3 @@ class Campaign:
 
     async def _reading(self, work: Callable[[CampaignLedger], T]) -> T:
         return await in_thread(with_ledger, self.ledger, work)
-
-
-def _always(_: int) -> bool:
-    return True

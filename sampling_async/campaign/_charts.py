@@ -13,9 +13,7 @@ from markupsafe import Markup, escape
 
 from sampling_async.campaign._summary import Moment, Wait
 
-Values: TypeAlias = Sequence[float | None]
-"""What is drawn of each moment; None where there is nothing to draw."""
-
+Values: TypeAlias = Sequence[float | None]  # what is drawn of each moment; None where there is nothing to draw
 _HEIGHT: Final = 180
 _TOP: Final = 24  # for the unit, above the axis
 _BOTTOM: Final = 40  # for the time and the day, below it

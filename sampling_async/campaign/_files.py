@@ -48,11 +48,8 @@ _BY: Final = {
 _OTHER_NAMES: Final = ("pairs.parquet", "summary.json", "report.html")
 _INVITE_NAMES: Final = frozenset({"invites", "invites.parquet", "invites.jsonl"})
 _NAMES: Final = _INVITE_NAMES.union(_OTHER_NAMES)
-_UNFINISHED: Final = ".campaign-"
-"""How the name of a folder begins whose files are not complete yet."""
-
-PARTITIONS: Final = tuple(_BY)
-"""The columns by which invites can be divided into folders."""
+_UNFINISHED: Final = ".campaign-"  # how the name of a folder begins whose files are not complete yet
+PARTITIONS: Final = tuple(_BY)  # the columns by which invites can be divided into folders
 
 
 def _schemas() -> tuple[Any, Any]:
@@ -66,11 +63,7 @@ def _schemas() -> tuple[Any, Any]:
 
 
 def check_partitions(partitions: Sequence[str], kind: InviteFormat) -> None:
-    """Refuse partitions or a format that there is not.
-
-    Raises:
-        InvalidRequestError: The text says what there is.
-    """
+    """Refuse partitions or a format that there is not."""
     wrong = [name for name in partitions if name not in PARTITIONS]
     if wrong or len(set(partitions)) < len(partitions):
         raise InvalidRequestError(
@@ -91,26 +84,7 @@ def write_files(
     kind: InviteFormat = "parquet",
     title: str = "Campaign",
 ) -> Summary:
-    """Write all files of a campaign to a folder. Each appears when it is complete, and replaces an older one.
-
-    Args:
-        ledger: The ledger, open.
-        rules: What is done about result codes.
-        folder: The folder; it is made if there is none.
-        wanted: Checked while files are written, and before any is replaced.
-        partitions: The columns by which invites are divided into folders, such as `survey_id=7/day=2026-11-23`.
-        kind: The format of the invites.
-        title: The title of the report.
-
-    Returns:
-        The summary that was written.
-
-    Raises:
-        InvalidRequestError: A partition does not exist, a file cannot be written, or the folder holds files
-            that are not of this campaign.
-        LedgerError: The ledger cannot be read.
-        ImportError: Jinja2 is missing; the text says what to install.
-    """
+    """Write all files of a campaign to a folder. Each appears when it is complete, and replaces an older one."""
     check_partitions(partitions, kind)
     report = _report()
     summary = summary_of(ledger, rules)
@@ -188,11 +162,7 @@ def _is_left_over(path: Path) -> bool:
 
 
 def require_own_folder(folder: Path, ledger: Path) -> None:
-    """Refuse a folder that holds files of these names, unless they are of an earlier call for the same ledger.
-
-    Raises:
-        InvalidRequestError: The text says what is in the way.
-    """
+    """Refuse a folder that holds files of these names, unless they are of an earlier call for the same ledger."""
     there = sorted(name for name in (*_INVITE_NAMES, *_OTHER_NAMES) if (folder / name).exists())
     if not there:
         return

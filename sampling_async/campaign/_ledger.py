@@ -45,12 +45,9 @@ SELECT r.member, q.value FROM requests AS r, json_each(r.quotas) AS q
 JOIN pairs AS p ON p.member = r.member AND p.quota = q.value AND p.plan = ? AND p.state = 'pending'
 """
 
-INVITED: Final = "state IN ('invited', 'unknown')"
-"""Whether there is an invite, or may be one."""
-
+INVITED: Final = "state IN ('invited', 'unknown')"  # whether there is an invite, or may be one
+# Whether a pair was requested: one that waits for another try was too.
 ASKED: Final = "(state NOT IN ('pending', 'skipped') OR code IS NOT NULL)"
-"""Whether a pair was requested: one that waits for another try was too."""
-
 KILLED: Final = "the process ended before the response came"
 LAST_SIGN: Final = """
 max(began, coalesce((SELECT max(slot) FROM moments WHERE run = runs.id), began),

@@ -111,9 +111,8 @@ class Notes:
     waits: dict[int, tuple[str, float, float]] = field(factory=dict[int, "tuple[str, float, float]"])
 
 
+# Marks the file as a ledger ("SANC"), so that no other database is written to by mistake.
 _APPLICATION: Final = 0x53414E43
-"""Marks the file as a ledger ("SANC"), so that no other database is written to by mistake."""
-
 _FORM: Final = 2
 _BUSY_SECONDS: Final = 30.0
 

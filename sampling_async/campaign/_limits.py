@@ -141,12 +141,9 @@ class Limits:
             "hours": "hours",
             "zone": "time zone of the hours",
         }
-        shown = {label: getattr(self, name) for name, label in names.items()}
-        return {label: _shown(value) for label, value in shown.items() if value is not None}
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
+        values = {label: getattr(self, name) for name, label in names.items()}
+        given = {label: value for label, value in values.items() if value is not None}
+        return {label: value if isinstance(value, str) else f"{value:,}" for label, value in given.items()}
 
 
 class InvitePace:

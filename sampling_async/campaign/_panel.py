@@ -44,8 +44,13 @@ def source_of(
         source = ReopenablePanel(opened().columns, lambda: opened().batches, name)
     else:
         given = panel if callable(panel) else lambda: panel
-        if not callable(panel):
-            _must_be_readable_twice(panel)
+        if not callable(panel) and (
+            not hasattr(panel, "__arrow_c_stream__") or isinstance(panel, pa.RecordBatchReader)
+        ):
+            raise InvalidRequestError(
+                "a campaign reads its panel twice, so it must be a file, a query, a table or data frame, or a "
+                f"function that opens it anew; this is a {type(panel).__name__}"
+            )
         first = _batches(given(), renamed)
         try:
             columns = tuple(next(first).schema.names)
@@ -75,14 +80,6 @@ def _check(source: ReopenablePanel, matcher: PanelMatcher) -> None:
             f"{source.name} has no column for any question of the inventory, such as {questions[0]}; {has}. "
             f"Name the columns that hold answers: columns={{'its name': '{questions[0]}'}}, or --column "
             f"{questions[0]}=NAME"
-        )
-
-
-def _must_be_readable_twice(panel: Any) -> None:
-    if not hasattr(panel, "__arrow_c_stream__") or isinstance(panel, pa.RecordBatchReader):
-        raise InvalidRequestError(
-            "a campaign reads its panel twice, so it must be a file, a query, a table or data frame, or a "
-            f"function that opens it anew; this is a {type(panel).__name__}"
         )
 
 

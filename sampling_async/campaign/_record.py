@@ -10,7 +10,7 @@ import anyio
 
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import in_thread
-from sampling_async.campaign._ledger_file import LedgerError, Notes, PairEnd
+from sampling_async.campaign._ledger_file import LedgerError, Notes
 from sampling_async.campaign._summing import Moments
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._ledger_file import DueMember
 
-_SHIELDED: Final = 30.0
-"""Seconds that the last notes may take to be written after a cancellation."""
+_SHIELDED: Final = 30.0  # seconds that the last notes may take to be written after a cancellation
 
 
 class LedgerRecord:
@@ -140,10 +139,7 @@ class LedgerRecord:
         self.stop = self.stop or feedback.stop
         if not member.waiting:
             del self._members[member.code]
-        self._count(now, feedback.ends, latency)
-
-    def _count(self, now: float, ends: list[PairEnd], latency: float) -> None:
-        states = [end.state for end in ends]
+        states = [end.state for end in feedback.ends]
         self.moments.add(
             now,
             latency,

@@ -26,15 +26,9 @@ if TYPE_CHECKING:
     from sampling_async.campaign._charts import Values
     from sampling_async.campaign._summary import Moment, QuotaFill, Summary, WaitKind
 
-FIRST_QUOTAS: Final = 50
-"""So many quotas are seen at once."""
-
-MOST_QUOTAS: Final = 2_000
-"""So many quotas are on the page."""
-
-MOST_WAITS: Final = 50
-"""So many waits are in the table."""
-
+FIRST_QUOTAS: Final = 50  # so many quotas are seen at once
+MOST_QUOTAS: Final = 2_000  # so many quotas are on the page
+MOST_WAITS: Final = 50  # so many waits are in the table
 _LONGEST_TITLE: Final = 120
 _LONGEST_NAME: Final = 60
 _LONGEST_TEXT: Final = 600

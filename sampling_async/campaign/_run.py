@@ -28,14 +28,9 @@ if TYPE_CHECKING:
     from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
-_WINDOW: Final = 500
-"""Members that are read from the ledger at a time."""
-
-_POLL: Final = 0.5
-"""Seconds between two looks at the limits and at the client."""
-
-_SIGN: Final = 1.0
-"""Seconds between two signs in the ledger that the run is alive."""
+_WINDOW: Final = 500  # members that are read from the ledger at a time
+_POLL: Final = 0.5  # seconds between two looks at the limits and at the client
+_SIGN: Final = 1.0  # seconds between two signs in the ledger that the run is alive
 
 
 class CampaignRun:
@@ -276,7 +271,7 @@ class CampaignRun:
             ):
                 await self._wait("rate")
             elif most := self._left(member):
-                self._ends_wait()
+                self.waiting_for = None
                 return most
             elif self._book.asked:
                 # What is in flight may be refused, and leave some of the cap.
@@ -347,9 +342,6 @@ class CampaignRun:
         wait = self._waits.extend(kind, began, self._wall_clock())
         if wait.ended - wait.began >= 1:
             self._record.note_wait(wait.number, kind, wait.began, wait.ended)
-
-    def _ends_wait(self) -> None:
-        self.waiting_for = None
 
 
 class _Watching(BackgroundService):

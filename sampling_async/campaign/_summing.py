@@ -31,15 +31,10 @@ if TYPE_CHECKING:
     from sampling_async.campaign._ledger_file import PlannedQuota
     from sampling_async.campaign._lessons import Rule
 
-SLOT: Final = 10
-"""Seconds in an interval of the ledger."""
-
-_BRIEF: Final = 5.0
-"""Seconds: waits that are closer together are one."""
-
+SLOT: Final = 10  # seconds in an interval of the ledger
+_BRIEF: Final = 5.0  # seconds: waits that are closer together are one
 _FINEST: Final = 0.001
-_RATIO: Final = 1.1
-"""A latency is kept to within 10 %: 0.1 s is in the interval from 0.097 to 0.107 s."""
+_RATIO: Final = 1.1  # a latency is kept to within 10 %: 0.1 s is in the interval from 0.097 to 0.107 s
 
 
 def class_of(seconds: float) -> int:
@@ -145,13 +140,6 @@ def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
     """Return the summary of a campaign.
 
     What was in flight when a process ended is `unknown`, also before the next run notes that.
-
-    Args:
-        ledger: The ledger, open. A run of another process may be writing it.
-        rules: What is done about result codes.
-
-    Raises:
-        LedgerError: It cannot be read, or has no plan.
     """
     is_running = ledger.is_running()
     facts = dict(ledger.read("SELECT name, value FROM facts"))
