@@ -171,7 +171,7 @@ def _loaded(*others: str) -> Any:
     The module needs numpy and pyarrow. What writes the report, after all else, needs `others` too.
     """
     try:
-        for name in others:
+        for name in (*others, "sampling_async.campaign"):
             import_module(name)
         return import_module("sampling_async._cli._campaign_run")
     except ModuleNotFoundError as exc:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias
 
 from attrs import asdict, evolve, fields, frozen
 
@@ -20,15 +19,9 @@ if TYPE_CHECKING:
 _of_plan: Final = partial(option, panel="The plan")
 _of_run: Final = partial(option, panel="The run")
 _limit: Final = partial(option, panel="Limits, heeded by a run within a second")
-NONE: Final = "none"  # the value that takes a limit away
+InviteFormat: TypeAlias = Literal["parquet", "jsonl"]  # as in `sampling_async.campaign`, which loads slowly
+_NONE: Final = "none"  # the value that takes a limit away
 _SHOWN: Final = 40
-
-
-class InviteFormat(StrEnum):
-    """The formats of the invites, see `sampling_async.campaign.InviteFormat`."""
-
-    parquet = "parquet"
-    jsonl = "jsonl"
 
 
 @frozen(kw_only=True)
@@ -57,12 +50,12 @@ class LimitOptions:
             if text is None:
                 continue
             option = f"--{name.replace('_', '-')}"
-            found[name] = None if text.casefold() == NONE else _parsed(name, text, option)
+            found[name] = None if text.casefold() == _NONE else _parsed(name, text, option)
             try:
                 Limits().changed(**{name: found[name]})
             except InvalidRequestError as exc:
                 raise InvalidRequestError(
-                    f"{str(exc).replace(name, option, 1)}; {NONE} takes it away"
+                    f"{str(exc).replace(name, option, 1)}; {_NONE} takes it away"
                 ) from None
         return found
 
@@ -75,7 +68,7 @@ def _parsed(name: str, text: str, option: str) -> Any:
         return parse(text)
     except ValueError:
         kind = "a whole number" if parse is int else "a number"
-        raise InvalidRequestError(f"{option} must be {kind} or {NONE}, not {text[:_SHOWN]!r}") from None
+        raise InvalidRequestError(f"{option} must be {kind} or {_NONE}, not {text[:_SHOWN]!r}") from None
 
 
 @frozen(kw_only=True)
@@ -136,9 +129,8 @@ class Settings:
     def over(self, saved: Settings) -> Settings:
         """Return these settings; those that were not given are taken from `saved`."""
         # An empty list is how the parser says that nothing was given.
-        return evolve(
-            saved, **{name: value for name, value in _values(self).items() if value not in (None, [])}
-        )
+        given = {name: value for name, value in asdict(self).items() if value not in (None, [])}
+        return evolve(saved, **given)
 
     def matching(self, workers: int | None = None) -> MatchOptions:
         return MatchOptions(
@@ -149,14 +141,7 @@ class Settings:
 _OF_THE_PLAN: Final = ("column", "bands", "at_least_one", "allocate", "overshoot", "rate", "cost")
 
 DEFAULTS: Final = Settings(
-    at_least_one=False,
-    allocate=5,
-    overshoot=1.0,
-    rate=1.0,
-    cost=0.0,
-    watch=60.0,
-    max_turns=3,
-    format=InviteFormat.parquet,
+    at_least_one=False, allocate=5, overshoot=1.0, rate=1.0, cost=0.0, watch=60.0, max_turns=3, format="parquet"
 )
 
 
@@ -169,7 +154,7 @@ class SavedOptions:
 
     def refuse_another_plan(self, panel: str | None, given: Settings, folder: Path) -> None:
         """Refuse a panel or options that the plan in a folder was not made with, since they had no effect."""
-        values, saved = _values(given), _values(self.settings)
+        values, saved = asdict(given), asdict(self.settings)
         other = [name for name in _OF_THE_PLAN if values[name] not in (None, [], saved[name])]
         what = [f"--{name.replace('_', '-')}" for name in other]
         if panel is not None and panel != self.panel:
@@ -181,7 +166,7 @@ class SavedOptions:
             )
 
     def to_json(self) -> str:
-        plain = {n: str(v) if isinstance(v, Path) else v for n, v in _values(self.settings).items()}
+        plain = {n: str(v) if isinstance(v, Path) else v for n, v in asdict(self.settings).items()}
         return json.dumps({"panel": self.panel, **plain})
 
     @classmethod
@@ -193,13 +178,7 @@ class SavedOptions:
         for name in ("bands", "notifications"):
             if name in values:
                 values[name] = Path(values[name])
-        if "format" in values:
-            values["format"] = InviteFormat(values["format"])
         return cls(panel=found.get("panel"), settings=evolve(DEFAULTS, **values))
-
-
-def _values(settings: Settings) -> dict[str, Any]:
-    return {each.name: getattr(settings, each.name) for each in fields(Settings)}
 
 
 @frozen(kw_only=True)

@@ -248,7 +248,7 @@ def _checked(saved: SavedOptions) -> SavedOptions:
     """Return the options if all can be used. They are checked before the first request, which may take long."""
     settings = saved.settings
     settings.matching().renamed(OTHERS | {INVITES_LEFT})
-    check_partitions(settings.partition or (), str(settings.format or "parquet"))  # type: ignore[arg-type]
+    check_partitions(settings.partition or (), settings.format or "parquet")
     for option, value in (("--overshoot", settings.overshoot), ("--rate", settings.rate)):
         if value is not None and value <= 0:
             raise InvalidRequestError(f"{option} must be above 0, not {value:g}")
@@ -305,7 +305,7 @@ class _ShownRun:
                 self._summary = await self._campaign(client).write(
                     self.folder,
                     partitions=self._settings.partition or (),
-                    kind=str(self._settings.format or "parquet"),  # type: ignore[arg-type]  # it was checked
+                    kind=self._settings.format or "parquet",
                     title=title_of(self.folder),
                 )
                 self._metrics.state = self._summary.state if self._summary.pairs.pending == 0 else "stopped"
@@ -439,9 +439,9 @@ def write_report(folder: Path, given: Settings) -> None:
 
     def write(ledger: CampaignLedger) -> None:
         settings = given.over(saved_in(ledger).settings)
-        partitions, kind = settings.partition or (), str(settings.format)
+        partitions, kind = settings.partition or (), settings.format or "parquet"
         title = title_of(folder)
-        write_files(ledger, LESSONS, folder, CancelFlag(), partitions=partitions, kind=kind, title=title)  # type: ignore[arg-type]
+        write_files(ledger, LESSONS, folder, CancelFlag(), partitions=partitions, kind=kind, title=title)
 
     _in_ledger(folder, write)
     show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import typer
 from attrs import evolve
 
-from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__, to_json
+from sampling_async import Goal, InvalidRequestError, Journal, Repeats, SamplingClient, __version__, to_json
 from sampling_async._cli import (
     _campaign,
     _doctor,
@@ -37,7 +36,7 @@ from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sampling_async import Goal, RecontactStream
+    from sampling_async import RecontactStream
     from sampling_async._cli._bulk_run import Work
     from sampling_async._cli._sources import Parser
 
@@ -81,15 +80,8 @@ JournalFile = Annotated[
 ]
 
 
-class Aim(StrEnum):
-    """The goals of a bulk, see `sampling_async.Goal`."""
-
-    throughput = "throughput"
-    first = "first"
-
-
 AimOption = Annotated[
-    Aim | None,
+    Goal | None,
     option(
         "throughput|first",
         "throughput: as few requests as possible. first: the last outcome as early as possible. Default: "
@@ -97,13 +89,6 @@ AimOption = Annotated[
         "--goal",
     ),
 ]
-
-
-class Repetitions(StrEnum):
-    """What happens to a pair that comes again, see `sampling_async.Repeats`."""
-
-    once = "once"
-    ask = "ask"
 
 
 # The commands that account for all of their input, even after a signal.
@@ -219,20 +204,19 @@ def bulk_invite(
     follows on stderr. With a journal, all IDs are read before the first is
     sent.
     """
-    aim: Goal | None = None if goal is None else goal.value
 
     def work(written: Journal | None) -> Work:
         if quota_ids and quota_ids != ["-"]:
             if file is not None:
                 raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
-            return of_one_member(member_code, _sources.parsed(quota_ids), written, aim)
+            return of_one_member(member_code, _sources.parsed(quota_ids), written, goal)
 
         def parser(name: str) -> QuotaIDs:
             parsers.append(QuotaIDs(name, member_code))
             return parsers[-1]
 
         asked = _items(file, parser, is_dash=bool(quota_ids))
-        return of_one_member(member_code, asked, written, aim)
+        return of_one_member(member_code, asked, written, goal)
 
     # `work` runs inside `_bulk`; through this list its parser, which counts skipped requests, is read below.
     parsers: list[QuotaIDs] = []
@@ -266,13 +250,13 @@ def fan_out(
     journal: JournalFile = None,
     goal: AimOption = None,
     repeats: Annotated[
-        Repetitions,
+        Repeats,
         option(
             "once|ask",
             "A pair of member and quota that comes again. once: it is not sent again and gets the outcome "
             "of the first. ask: it is sent again, which may make a second invite.",
         ),
-    ] = Repetitions.once,
+    ] = "once",
     as_json: AsJSON = False,
 ) -> None:
     """Request invites of many members, each to its own quotas, and show each outcome as it is known.
@@ -282,7 +266,6 @@ def fan_out(
     one outcome. After an interruption, the rest is not_sent; a second signal
     ends the command at once. A summary follows on stderr.
     """
-    aim: Goal | None = None if goal is None else goal.value
 
     def work(written: Journal | None) -> Work:
         if requests is not None and file is not None:
@@ -290,7 +273,7 @@ def fan_out(
         path = requests or file
         source = _items(path, RequestLines, is_dash=False, what="requests")
         count = None if path is None else partial(number_of_ids, path)
-        return of_many_members(source, written, aim, repeats.value, count)
+        return of_many_members(source, written, goal, repeats, count)
 
     tally = _bulk(service, work, journal, as_json=as_json, with_members=True)
     if not tally.total:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from importlib import import_module
 from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated, Final

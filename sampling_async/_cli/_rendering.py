@@ -43,15 +43,7 @@ from sampling_async._contract.records import wire_name
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
-    from sampling_async import (
-        InviteOutcome,
-        OutcomeStatus,
-        OutcomeStream,
-        Quota,
-        Quotas,
-        Setting,
-        Survey,
-    )
+    from sampling_async import InviteOutcome, OutcomeStatus, OutcomeStream, Quota, Quotas, Setting, Survey
     from sampling_async import Progress as StreamProgress
     from sampling_async._cli._tally import Tally
 

@@ -84,7 +84,7 @@ def write_files(
     kind: InviteFormat = "parquet",
     title: str = "Campaign",
 ) -> Summary:
-    """Write all files of a campaign to a folder. Each appears when it is complete, and replaces an older one."""
+    """Write all files of a campaign. Each appears when it is complete, and replaces an older one."""
     check_partitions(partitions, kind)
     report = _report()
     summary = summary_of(ledger, rules)
@@ -162,7 +162,7 @@ def _is_left_over(path: Path) -> bool:
 
 
 def require_own_folder(folder: Path, ledger: Path) -> None:
-    """Refuse a folder that holds files of these names, unless they are of an earlier call for the same ledger."""
+    """Refuse a folder with files of these names that are not of an earlier call for the same ledger."""
     there = sorted(name for name in (*_INVITE_NAMES, *_OTHER_NAMES) if (folder / name).exists())
     if not there:
         return

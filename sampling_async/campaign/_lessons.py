@@ -127,9 +127,7 @@ _ADVICE: Final[Mapping[Lesson, Mapping[int, str]]] = {
         ResultCode.NON_QUOTA_DEMOGRAPHIC_REJECTION: _PROFILE,
         ResultCode.NO_RECONTACT_GID: "Read the recontact list into the index before planning.",
     },
-    Lesson.LATER: {
-        ResultCode.TECHNICAL_ERROR: "A fault of the service: tell the operator if it stays.",
-    },
+    Lesson.LATER: {ResultCode.TECHNICAL_ERROR: "A fault of the service: tell the operator if it stays."},
 }
 _IN_A_ROW: Final[Mapping[int, int]] = {
     ResultCode.SUB_QUOTA_FULL: 3,

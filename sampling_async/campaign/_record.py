@@ -7,11 +7,11 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from attrs import define, field
 
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import in_thread
-from sampling_async.campaign._ledger_file import LedgerError, Notes
-from sampling_async.campaign._summing import Moments
+from sampling_async.campaign._ledger_file import DueMember, LedgerError, Notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,50 +20,39 @@ if TYPE_CHECKING:
     from sampling_async._protocol.requests import Chunk
     from sampling_async.campaign._book import Book, Ready
     from sampling_async.campaign._ledger import CampaignLedger
-    from sampling_async.campaign._ledger_file import DueMember
+    from sampling_async.campaign._summing import Moments
 
 _SHIELDED: Final = 30.0  # seconds that the last notes may take to be written after a cancellation
 
 
+@define(eq=False)
 class LedgerRecord:
     """The `Recorder` of one run. A pair is requested once at a time, so it needs no `Replay`."""
 
-    def __init__(
-        self,
-        ledger: CampaignLedger,
-        run: int,
-        book: Book,
-        *,
-        asked: int,
-        wall_clock: Callable[[], float],
-        clock: Callable[[], float],
-    ) -> None:
-        self.changed = Notifier()
-        self.moments = Moments(run)
-        self.stop: str | None = None
-        self.is_ending = False  # whether what is not sent now goes back to what is pending
-        self._ledger, self._book = ledger, book
-        self._wall_clock, self._clock = wall_clock, clock
-        self._members: dict[str, DueMember] = {}
-        self._sent_at: dict[int, float] = {}
-        self._notes = Notes()
-        self._unwritten: list[tuple[Notes, int]] = []
-        self._noted = self._on_disk = 0
-        self._requests = ledger.last_request()
-        self.asked = asked  # how many members had a request, in all runs
-        self._lock = anyio.Lock()
-        self._writing = threading.Lock()
-        self._owner = ("", "")
+    _ledger: CampaignLedger
+    moments: Moments
+    _book: Book
+    _wall_clock: Callable[[], float]
+    _clock: Callable[[], float]
+    asked: int  # how many members had a request, in all runs
+    requests: int  # how many requests there were, in all runs
+    changed: Notifier = field(factory=Notifier)
+    stop: str | None = None  # why the campaign cannot go on
+    is_ending: bool = False  # whether what is not sent now goes back to what is pending
+    _members: dict[str, DueMember] = field(factory=dict[str, DueMember])
+    _sent_at: dict[int, float] = field(factory=dict[int, float])
+    _notes: Notes = field(factory=Notes)
+    _unwritten: list[tuple[Notes, int]] = field(factory=list["tuple[Notes, int]"])
+    _noted: int = 0
+    _on_disk: int = 0
+    _lock: anyio.Lock = field(factory=anyio.Lock)
+    _writing: threading.Lock = field(factory=threading.Lock)
+    _owner: tuple[str, str] = ("", "")
 
     @property
     def members(self) -> int:
         """How many members wait for outcomes."""
         return len(self._members)
-
-    @property
-    def requests(self) -> int:
-        """How many requests there were, in all runs."""
-        return self._requests
 
     def is_waiting(self, member_code: str, quota_id: int) -> bool:
         member = self._members.get(member_code)
@@ -104,12 +93,12 @@ class LedgerRecord:
 
     def note_sent(self, chunk: Chunk) -> int:
         """Note that a chunk will be sent, once `written()` has returned. Return its number."""
-        self._requests += 1
+        self.requests += 1
         member = self._members[chunk.member_code]
-        self._notes.sent.append((self._requests, member.id, json.dumps(chunk.quota_ids)))
+        self._notes.sent.append((self.requests, member.id, json.dumps(chunk.quota_ids)))
         self._noted += 1
-        self._sent_at[self._requests] = self._clock()
-        return self._requests
+        self._sent_at[self.requests] = self._clock()
+        return self.requests
 
     def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
         """Note the outcomes of a chunk, and what they change."""
@@ -164,6 +153,6 @@ class LedgerRecord:
         with self._writing:
             some = list(self._unwritten)
             if some:
-                self._ledger.write([notes for notes, _ in some], self._requests)
+                self._ledger.write([notes for notes, _ in some], self.requests)
                 self._on_disk = some[-1][1]
                 del self._unwritten[: len(some)]

@@ -43,11 +43,7 @@ _OUTCOMES: Final = {
     "skipped": "Skipped",
     "pending": "Pending",
 }
-_BY_MINUTE: Final = {
-    "invited": "Invited",
-    "rejected": "Rejected",
-    "not_sent": "Failed (not sent or unknown)",
-}
+_BY_MINUTE: Final = {"invited": "Invited", "rejected": "Rejected", "not_sent": "Failed (not sent or unknown)"}
 _LESSONS: Final[dict[str, str]] = {
     Lesson.PAIR: "leaves out this pair",
     Lesson.QUOTA: "takes out the quota",

@@ -16,7 +16,7 @@ from sampling_async.campaign._book import Book
 from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import InvitePace, Limits
 from sampling_async.campaign._record import LedgerRecord
-from sampling_async.campaign._summing import WaitLog, summary_of
+from sampling_async.campaign._summing import Moments, WaitLog, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -72,7 +72,7 @@ class CampaignRun:
         self._seen = 0.0
         self._pace = InvitePace()
         self._last_error = ""
-        self._asked_before = 0
+        self._before = 0, 0  # members with a request, and requests, in the runs before
         self._blocks = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -119,12 +119,7 @@ class CampaignRun:
         try:
             await in_thread(self._open)
             self._record = LedgerRecord(
-                self._ledger,
-                self._number,
-                self._book,
-                asked=self._asked_before,
-                wall_clock=self._wall_clock,
-                clock=self._clock,
+                self._ledger, Moments(self._number), self._book, self._wall_clock, self._clock, *self._before
             )
             self._stream = self._client.fan_out(self._requests(), journal=self._record)
             await self._blocks.enter_async_context(self._stream)
@@ -152,7 +147,7 @@ class CampaignRun:
             earlier=ledger.earlier(),
         )
         self._waits = WaitLog(ledger.last_wait())
-        self._asked_before = ledger.asked()
+        self._before = ledger.asked(), ledger.last_request()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
