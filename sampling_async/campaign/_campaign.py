@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from sampling_async import Quotas, Survey
     from sampling_async.campaign._files import InviteFormat
     from sampling_async.campaign._lessons import Lesson, Rule
-    from sampling_async.campaign._panel import Panel
-    from sampling_async.campaign._planning import Cost
+    from sampling_async.campaign._planning import Cost, Panel
     from sampling_async.campaign._summary import Summary
     from sampling_async.matching import MatchPolicy, QuestionKinds
 
