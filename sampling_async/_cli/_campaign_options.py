@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli._match_options import MatchOptions
-from sampling_async._cli._options import AsJSON, flag, option
+from sampling_async._cli._options import given
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_of_plan: Final = partial(option, panel="The plan")
-_of_run: Final = partial(option, panel="The run")
-_limit: Final = partial(option, panel="Limits, heeded by a run within a second")
+_of_plan: Final = partial(given, panel="The plan")
+_of_run: Final = partial(given, panel="The run")
+_limit: Final = partial(given, panel="Limits, heeded by a run within a second")
 InviteFormat: TypeAlias = Literal["parquet", "jsonl"]  # as in `sampling_async.campaign`, which loads slowly
 _NONE: Final = "none"  # the value that takes a limit away
 _SHOWN: Final = 40
@@ -28,18 +28,12 @@ _SHOWN: Final = 40
 class LimitOptions:
     """The options that set limits. They are text, since each may be `none`."""
 
-    concurrency: Annotated[
-        str | None, _limit("N|none", "The most members whose invites are requested at once.")
-    ] = None
-    invites_per_minute: Annotated[str | None, _limit("N|none", "The most invites a minute.")] = None
-    max_invites: Annotated[str | None, _limit("N|none", "The most invites in all; unknown outcomes count.")] = (
-        None
-    )
-    max_spend: Annotated[str | None, _limit("X|none", "The most that the invites may cost, see --cost.")] = None
-    hours: Annotated[
-        str | None, _limit("22:00-06:00|none", "The times of the day between which it sends requests.")
-    ] = None
-    zone: Annotated[str | None, _limit("Europe/Berlin|none", "The time zone of --hours. Default: UTC.")] = None
+    concurrency: str | None = _limit("N|none", "The most members whose invites are requested at once.")
+    invites_per_minute: str | None = _limit("N|none", "The most invites a minute.")
+    max_invites: str | None = _limit("N|none", "The most invites in all; unknown outcomes count.")
+    max_spend: str | None = _limit("X|none", "The most that the invites may cost, see --cost.")
+    hours: str | None = _limit("22:00-06:00|none", "The times of the day between which it sends requests.")
+    zone: str | None = _limit("Europe/Berlin|none", "The time zone of --hours. Default: UTC.")
 
     def changes(self) -> dict[str, Any]:
         """Return the limits that were given, by their names in `Limits`; None takes one away."""
@@ -75,56 +69,36 @@ def _parsed(name: str, text: str, option: str) -> Any:
 class Settings:
     """The options that a campaign saves in its ledger. None: the saved value or the default counts."""
 
-    column: Annotated[
-        list[str] | None,
-        _of_plan("QUESTION=NAME", "The column of the panel that holds a question; can be given several times."),
-    ] = None
-    bands: Annotated[
-        Path | None,
-        _of_plan(
-            "FILE", "A JSON file of age bands, as for `match`. Default: PANEL.bands.json beside the panel."
-        ),
-    ] = None
-    at_least_one: Annotated[
-        bool | None, _of_plan("", "A member may fit several sub-quotas of a layer.", "--at-least-one")
-    ] = None
-    allocate: Annotated[int | None, _of_plan("N", "At most N quotas of each member. Default: 5.", min=1)] = None
-    overshoot: Annotated[
-        float | None,
-        _of_plan("X", "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1."),
-    ] = None
-    rate: Annotated[
-        float | None, _of_plan("X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.")
-    ] = None
-    cost: Annotated[float | None, _of_plan("X", "What an invite costs you. Default: 0.", min=0)] = None
-    watch: Annotated[
-        float | None,
-        _of_run(
-            "SECONDS",
-            "Seconds between two polls of the quotas: closed ones are not requested. 0: never. Default: 60.",
-            min=0,
-        ),
-    ] = None
-    notifications: Annotated[
-        Path | None,
-        _of_run(
-            "FILE", "The store of `notifications serve`: quotas that it reports as closed are not requested."
-        ),
-    ] = None
-    max_turns: Annotated[
-        int | None,
-        _of_run("N", "The most requests for one member, if some of its quotas are refused. Default: 3.", min=1),
-    ] = None
-    partition: Annotated[
-        list[str] | None,
-        _of_run(
-            "COLUMN",
-            "Divide the invites into folders by survey_id, wave_id, quota_id or day; can be given again.",
-        ),
-    ] = None
-    format: Annotated[
-        InviteFormat | None, _of_run("parquet|jsonl", "The format of the invites. Default: parquet.")
-    ] = None
+    column: list[str] | None = _of_plan(
+        "QUESTION=NAME", "The column of the panel that holds a question; can be given several times."
+    )
+    bands: Path | None = _of_plan(
+        "FILE", "A JSON file of age bands, as for `match`. Default: PANEL.bands.json beside the panel."
+    )
+    at_least_one: bool | None = _of_plan(
+        "", "A member may fit several sub-quotas of a layer.", "--at-least-one"
+    )
+    allocate: int | None = _of_plan("N", "At most N quotas of each member. Default: 5.", min=1)
+    overshoot: float | None = _of_plan(
+        "X", "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1."
+    )
+    rate: float | None = _of_plan("X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.")
+    cost: float | None = _of_plan("X", "What an invite costs you. Default: 0.", min=0)
+    watch: float | None = _of_run(
+        "SECONDS",
+        "Seconds between two polls of the quotas: closed ones are not requested. 0: never. Default: 60.",
+        min=0,
+    )
+    notifications: Path | None = _of_run(
+        "FILE", "The store of `notifications serve`: quotas that it reports as closed are not requested."
+    )
+    max_turns: int | None = _of_run(
+        "N", "The most requests for one member, if some of its quotas are refused. Default: 3.", min=1
+    )
+    partition: list[str] | None = _of_run(
+        "COLUMN", "Divide the invites into folders by survey_id, wave_id, quota_id or day; can be given again."
+    )
+    format: InviteFormat | None = _of_run("parquet|jsonl", "The format of the invites. Default: parquet.")
 
     def over(self, saved: Settings) -> Settings:
         """Return these settings; those that were not given are taken from `saved`."""
@@ -185,16 +159,11 @@ class SavedOptions:
 class RunOptions:
     """The options of `run` and `top-up` that count for one call only."""
 
-    inventory: Annotated[
-        Path | None,
-        _of_plan(
-            "FILE",
-            "Plan with the inventory of a file, as `quotas` writes it; - for stdin. Default: ask the service.",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None, _of_plan("N", "The number of processes that match. Default: all cores.", min=1)
-    ] = None
-    dry_run: Annotated[bool, flag("Plan, show the plan, and request nothing.", "--dry-run")] = False
-    yes: Annotated[bool, flag("Do not ask before the first run.", "--yes", "-y")] = False
-    as_json: AsJSON = False
+    inventory: Path | None = _of_plan(
+        "FILE",
+        "Plan with the inventory of a file, as `quotas` writes it; - for stdin. Default: ask the service.",
+    )
+    workers: int | None = _of_plan("N", "The number of processes that match. Default: all cores.", min=1)
+    dry_run: bool = given("", "Plan, show the plan, and request nothing.", "--dry-run", default=False)
+    yes: bool = given("", "Do not ask before the first run.", "--yes", "-y", default=False)
+    as_json: bool = given("", "Print JSON lines, on a terminal too.", "--json", default=False)

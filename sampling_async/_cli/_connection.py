@@ -9,7 +9,7 @@ import os
 import sys
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import anyio
 import typer
@@ -23,7 +23,7 @@ from sampling_async import (
     SamplingError,
     Timeouts,
 )
-from sampling_async._cli._options import flag, option
+from sampling_async._cli._options import given
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
 from sampling_async._profiles import CHOSEN, chosen_profile, read_profiles, setting
@@ -39,8 +39,7 @@ T = TypeVar("T")
 
 KEY_VARIABLE: Final = "SAMPLING_API_KEY"
 _PROXY_VARIABLE: Final = "SAMPLING_PROXY"
-_option: Final = partial(option, panel="Connection")
-_flag: Final = partial(flag, panel="Connection")
+_option: Final = partial(given, panel="Connection")
 _MAX_CONCURRENCY: Final = 8
 _IDLE_SECONDS: Final = 4.0
 
@@ -56,53 +55,37 @@ def names_of_profiles(begun: str) -> list[str]:
 class ServiceOptions:
     """The options of a command that say how to call the service."""
 
-    profile: Annotated[
-        str | None,
-        _option(
-            "NAME",
-            "The panel of the file of profiles to use, in place of --base-url and --panel.",
-            envvar=CHOSEN,
-            autocompletion=names_of_profiles,
-        ),
-    ] = None
-    base_url: Annotated[
-        str | None, _option("URL", "The address of the service.", envvar="SAMPLING_BASE_URL")
-    ] = None
-    panel: Annotated[str | None, _option("GUID", "The PanelGUID.", "--panel", envvar="SAMPLING_PANEL_GUID")] = (
-        None
+    profile: str | None = _option(
+        "NAME",
+        "The panel of the file of profiles to use, in place of --base-url and --panel.",
+        envvar=CHOSEN,
+        autocompletion=names_of_profiles,
     )
-    max_concurrency: Annotated[
-        int | None,
-        _option("N", f"The maximum of requests at the same time. Default: {_MAX_CONCURRENCY}.", min=1),
-    ] = None
-    timeout: Annotated[
-        float | None,
-        _option("SECONDS", "Seconds to wait for a response. Default: depends on the endpoint.", min=0.001),
-    ] = None
-    attempts: Annotated[
-        int, _option("N", "The maximum of attempts of a call, where repeating is safe.", min=1)
-    ] = 3
-    patience: Annotated[float, _option("SECONDS", "Seconds to wait for a service that is away.", min=0.0)] = (
-        600.0
+    base_url: str | None = _option("URL", "The address of the service.", envvar="SAMPLING_BASE_URL")
+    panel: str | None = _option("GUID", "The PanelGUID.", "--panel", envvar="SAMPLING_PANEL_GUID")
+    max_concurrency: int | None = _option(
+        "N", f"The maximum of requests at the same time. Default: {_MAX_CONCURRENCY}.", min=1
     )
-    allow_http: Annotated[bool, _flag("Allow plain http, which sends the key unencrypted.", "--allow-http")] = (
-        False
+    timeout: float | None = _option(
+        "SECONDS", "Seconds to wait for a response. Default: depends on the endpoint.", min=0.001
     )
-    proxy: Annotated[
-        str | None,
-        _option(
-            "URL", "An HTTP proxy, such as http://host:3128. Give user and password only in SAMPLING_PROXY."
-        ),
-    ] = None
-    ca_file: Annotated[
-        str | None,
-        _option("FILE", "A PEM file of the only certificate authorities to trust.", envvar="SAMPLING_CA_FILE"),
-    ] = None
-    client_cert: Annotated[
-        str | None,
-        _option("FILE", "A PEM file with a client certificate and its key.", envvar="SAMPLING_CLIENT_CERT"),
-    ] = None
-    debug: Annotated[bool, _flag("Log every attempt on stderr.", "--debug")] = False
+    attempts: int = _option(
+        "N", "The maximum of attempts of a call, where repeating is safe.", default=3, min=1
+    )
+    patience: float = _option("SECONDS", "Seconds to wait for a service that is away.", default=600.0, min=0.0)
+    allow_http: bool = _option(
+        "", "Allow plain http, which sends the key unencrypted.", "--allow-http", default=False
+    )
+    proxy: str | None = _option(
+        "URL", "An HTTP proxy, such as http://host:3128. Give user and password only in SAMPLING_PROXY."
+    )
+    ca_file: str | None = _option(
+        "FILE", "A PEM file of the only certificate authorities to trust.", envvar="SAMPLING_CA_FILE"
+    )
+    client_cert: str | None = _option(
+        "FILE", "A PEM file with a client certificate and its key.", envvar="SAMPLING_CLIENT_CERT"
+    )
+    debug: bool = _option("", "Log every attempt on stderr.", "--debug", default=False)
 
     def call(self, work: Callable[[SamplingClient], Awaitable[T]], *, key: str | None = None) -> T:
         """Run `work` with a client; if it fails, end the program."""

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -33,7 +33,7 @@ from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, asked_key, ended_by_failure
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse, Verdict, without_guids
-from sampling_async._cli._options import flag, option
+from sampling_async._cli._options import given
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._profiles import setting
 from sampling_async._protocol.requests import get_settings
@@ -76,15 +76,14 @@ _NARROW: Final = 60
 
 @frozen(kw_only=True)
 class DoctorOptions:
-    store: Annotated[
-        Path | None,
-        option("FILE", "The store of `notifications serve`, to compare its URLs with the operator's."),
-    ] = None
-    public_url: Annotated[
-        str | None, option("URL", "The address of your receiver, as for `notifications serve`; with --store.")
-    ] = None
-    quiet: Annotated[bool, flag("Show only what is not in order.", "--quiet", "-q")] = False
-    as_json: Annotated[bool, flag("Print one JSON document, on a terminal too.", "--json")] = False
+    store: Path | None = given(
+        "FILE", "The store of `notifications serve`, to compare its URLs with the operator's."
+    )
+    public_url: str | None = given(
+        "URL", "The address of your receiver, as for `notifications serve`; with --store."
+    )
+    quiet: bool = given("", "Show only what is not in order.", "--quiet", "-q", default=False)
+    as_json: bool = given("", "Print one JSON document, on a terminal too.", "--json", default=False)
 
     def expected_urls(self) -> Mapping[str, str] | None:
         if (self.store is None) != (self.public_url is None):

@@ -6,12 +6,12 @@ import json
 import os
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._cli._options import AsJSON, flag, option
+from sampling_async._cli._options import given
 from sampling_async.matching import MatchPolicy, QuestionKinds
 
 if TYPE_CHECKING:
@@ -23,47 +23,34 @@ BANDS_SUFFIX: Final = ".bands.json"
 
 @frozen(kw_only=True)
 class MatchOptions:
-    inventory: Annotated[
-        Path | None,
-        option(
-            "FILE", "A file with an inventory, as `quotas` writes it; - for stdin. Default: ask the service."
-        ),
-    ] = None
-    top: Annotated[int | None, option("N", "Show the best N quotas of each member.", min=1)] = None
-    requests: Annotated[
-        int | None,
-        option("N", "Like --top, but as requests for `fan-out`, without members that match no quota.", min=1),
-    ] = None
-    allocate: Annotated[
-        int | None,
-        option(
-            "N",
-            "Like --requests, at most N quotas of each member, but no quota gets more members than it can "
-            "use. The panel is read twice.",
-            min=1,
-        ),
-    ] = None
-    sample: Annotated[int | None, option("N", "Draw N members of each quota at random.", min=1)] = None
-    output: Annotated[
-        Path | None, option("FILE", "Write to this file: .parquet, .csv or .jsonl. Default: stdout.")
-    ] = None
-    column: Annotated[
-        list[str] | None,
-        option("QUESTION=NAME", "The column of the panel that holds a question; can be given several times."),
-    ] = None
-    bands: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "A JSON file of age bands: answer ID to first and last year. Default: the file "
-            "PANEL.bands.json beside the panel, if it exists.",
-        ),
-    ] = None
-    at_least_one: Annotated[bool, flag("A member may fit several sub-quotas of a layer.", "--at-least-one")] = (
-        False
+    inventory: Path | None = given(
+        "FILE", "A file with an inventory, as `quotas` writes it; - for stdin. Default: ask the service."
     )
-    workers: Annotated[int | None, option("N", "The number of processes. Default: all cores.", min=1)] = None
-    as_json: AsJSON = False
+    top: int | None = given("N", "Show the best N quotas of each member.", min=1)
+    requests: int | None = given(
+        "N", "Like --top, but as requests for `fan-out`, without members that match no quota.", min=1
+    )
+    allocate: int | None = given(
+        "N",
+        "Like --requests, at most N quotas of each member, but no quota gets more members than it can "
+        "use. The panel is read twice.",
+        min=1,
+    )
+    sample: int | None = given("N", "Draw N members of each quota at random.", min=1)
+    output: Path | None = given("FILE", "Write to this file: .parquet, .csv or .jsonl. Default: stdout.")
+    column: list[str] | None = given(
+        "QUESTION=NAME", "The column of the panel that holds a question; can be given several times."
+    )
+    bands: Path | None = given(
+        "FILE",
+        "A JSON file of age bands: answer ID to first and last year. Default: the file "
+        "PANEL.bands.json beside the panel, if it exists.",
+    )
+    at_least_one: bool = given(
+        "", "A member may fit several sub-quotas of a layer.", "--at-least-one", default=False
+    )
+    workers: int | None = given("N", "The number of processes. Default: all cores.", min=1)
+    as_json: bool = given("", "Print JSON lines, on a terminal too.", "--json", default=False)
 
     @property
     def policy(self) -> MatchPolicy:

@@ -20,7 +20,7 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import argument, flag, option, quietable, takes
+from sampling_async._cli._options import argument, flag, given, option, quietable, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async.notifications import (
     Completion,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sampling_async.notifications import Fact
 
 SHARED_SECRETS: Final = "SAMPLING_SHARED_SECRETS"
-_option: Final = partial(option, panel="Who may post")
+_option: Final = partial(given, panel="Who may post")
 _MOST_ROWS: Final = 50
 _BACKLOG: Final = 2048
 _WIDE: Final = 100
@@ -72,31 +72,21 @@ AsJSON = Annotated[bool, flag("JSON lines, on a terminal too.", "--json")]
 class Guard:
     """The options of `serve` that say who may post."""
 
-    networks: Annotated[
-        list[str] | None,
-        _option(
-            "NETWORK",
-            "Addresses they may come from, 198.51.100.0/24; may be given again. Default: all.",
-            "--from",
-        ),
-    ] = None
-    trusted_proxies: Annotated[
-        list[str] | None,
-        _option(
-            "NETWORK",
-            "Addresses of your own proxies: their X-Forwarded-For is believed. `unix` for a Unix socket.",
-            "--trusted-proxy",
-        ),
-    ] = None
-    require_signature: Annotated[
-        bool,
-        _option(
-            "",
-            f"Refuse completions and terminates without EncryptedValue. It is checked with the secrets in"
-            f" {SHARED_SECRETS}, separated by commas.",
-            "--require-signature",
-        ),
-    ] = False
+    networks: list[str] | None = _option(
+        "NETWORK", "Addresses they may come from, 198.51.100.0/24; may be given again. Default: all.", "--from"
+    )
+    trusted_proxies: list[str] | None = _option(
+        "NETWORK",
+        "Addresses of your own proxies: their X-Forwarded-For is believed. `unix` for a Unix socket.",
+        "--trusted-proxy",
+    )
+    require_signature: bool = _option(
+        "",
+        f"Refuse completions and terminates without EncryptedValue. It is checked with the secrets in"
+        f" {SHARED_SECRETS}, separated by commas.",
+        "--require-signature",
+        default=False,
+    )
 
     def inbox(self, store: SqliteStore) -> Inbox:
         """Return an inbox with these options, and with the secrets that are kept in its store."""

@@ -21,7 +21,7 @@ from rich.text import Text
 from sampling_async import DecodeError, InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
-from sampling_async._cli._options import flag, option
+from sampling_async._cli._options import flag, given, option
 from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
 from sampling_async.simulator._transport import listening
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _of_latency: Final = partial(option, panel="Latency of the simulated service")
-_of_notify: Final = partial(option, panel="Notifications of the simulated service")
+_of_notify: Final = partial(given, panel="Notifications of the simulated service")
 _MOST_MEMBERS = 10_000_000
 _DIGITS = 8
 
@@ -38,18 +38,15 @@ _DIGITS = 8
 class Notify:
     """Where the simulated service sends notifications."""
 
-    notify: Annotated[
-        str | None,
-        _of_notify(
-            "URL|FILE",
-            "Send notifications: to the URLs in a file, as `notifications serve` prints them, or to a URL:"
-            " {kind} in it is replaced, or the kind is appended.",
-        ),
-    ] = None
-    notify_badly: Annotated[
-        bool, _of_notify("", "Send some of them late, twice, forged or in other spellings.", "--notify-badly")
-    ] = False
-    survey_seconds: Annotated[float, _of_notify("SECONDS", "How long a member's survey takes.", min=0)] = 1.0
+    notify: str | None = _of_notify(
+        "URL|FILE",
+        "Send notifications: to the URLs in a file, as `notifications serve` prints them, or to a URL:"
+        " {kind} in it is replaced, or the kind is appended.",
+    )
+    notify_badly: bool = _of_notify(
+        "", "Send some of them late, twice, forged or in other spellings.", "--notify-badly", default=False
+    )
+    survey_seconds: float = _of_notify("SECONDS", "How long a member's survey takes.", default=1.0, min=0)
 
     def urls(self) -> dict[str, str] | None:
         """Return the URL of each kind; None if nothing is sent."""
