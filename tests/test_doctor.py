@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import ssl
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sampling_async import PartnerSettings, Setting
 from sampling_async._cli import _doctor
 from sampling_async._cli import _doctor_findings as judge
-from sampling_async._cli._connection import CertificateDates
+from sampling_async._cli._doctor import CHECKS, not_made
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse
-from sampling_async._cli._doctor_run import CHECKS, not_made
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 GUID = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
 KEY = "0b9a4d52-7c43-4a39-8f6e-2d1f5f1c9e77"
 
 
+def issued(**dates):
+    """Return a certificate in DER."""
+    made = trustme.CA().issue_cert("localhost", **dates).cert_chain_pems[0].bytes().decode()
+    return ssl.PEM_cert_to_DER_cert(made)
+
+
 def valid(days, *, since=-30):
-    return CertificateDates(NOW + timedelta(days=since), NOW + timedelta(days=days))
+    return issued(not_before=NOW + timedelta(days=since), not_after=NOW + timedelta(days=days))
+
+
+GOOD = valid(90)
 
 
 def settings(**values):
@@ -65,9 +77,10 @@ def test_an_address_is_shown_without_guids_and_what_comes_after_them(path, shown
     ],
 )
 def test_guids_are_hidden_in_all_texts_of_a_finding(spelling):
-    found = Finding("Panel", "ok", f"a panel ({spelling})", f"{spelling}.", {"Names": [spelling], "Set": 1})
+    found = Finding("Panel", "ok", f"a panel ({spelling})", f"{spelling}.")
     assert (found.found, found.remedy) == ("a panel (<hidden>)", "<hidden>.")
-    assert found.figures == {"Names": ["<hidden>"], "Set": 1}
+    pages = judge.end_pages(PartnerSettings([Setting(f"{spelling} URL", "", None)]))
+    assert pages.figures["NotSet"] == ["<hidden> URL"]
 
 
 def test_half_a_key_is_not_shown():
@@ -83,7 +96,7 @@ def test_plain_http_warns_unless_it_stays_on_this_machine(is_http, is_loopback, 
 
 
 @pytest.mark.parametrize(
-    ("validity", "verdict", "words"),
+    ("der", "verdict", "words"),
     [
         (valid(90), "ok", "valid for 90 days, until 2027-02-21"),
         (valid(13), "warn", "valid for 13 days"),
@@ -94,10 +107,24 @@ def test_plain_http_warns_unless_it_stays_on_this_machine(is_http, is_loopback, 
         (None, "ok", "its dates could not be read"),
     ],
 )
-def test_a_certificate_is_judged_by_its_dates(validity, verdict, words):
-    found = judge.certificate("TLS", validity, NOW)
+def test_a_certificate_is_judged_by_its_dates(der, verdict, words):
+    found = judge.certificate("TLS", der, NOW)
     assert (found.verdict, words in found.found) == (verdict, True)
     assert bool(found.remedy) == (verdict != "ok")
+
+
+def test_dates_from_2050_on_have_four_digits_of_the_year():
+    begins, ends = datetime(1999, 12, 31, 23, 59, 59, tzinfo=UTC), datetime(2061, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert judge.validity_of(issued(not_before=begins, not_after=ends)) == (begins, ends)
+
+
+@given(st.data())
+def test_damaged_bytes_have_no_dates_or_others_and_never_end_in_an_error(data):
+    der = bytearray(GOOD)
+    for _ in range(data.draw(st.integers(1, 4))):
+        der[data.draw(st.integers(0, 200))] = data.draw(st.integers(0, 255))
+    assert judge.certificate("TLS", bytes(der), NOW).check == "TLS"
+    assert judge.certificate("TLS", bytes(der[: data.draw(st.integers(0, len(der)))]), NOW).check == "TLS"
 
 
 @pytest.mark.parametrize(
@@ -387,9 +414,9 @@ def test_the_last_line_counts_the_checks():
     blocked = not_made([LONG])
     assert [each.check for each in blocked] == [name for name in CHECKS if name != "Key header"]
     failed = Finding("Key", "fail", "it is refused")
-    assert _doctor.closing([Finding("TLS", "ok", "")], 80).plain == "\nAll is in order: 1 checks."
-    assert _doctor.closing([LONG], 80).plain == "\n0 failed, 1 to look at, 0 in order."
-    assert "12 must wait until that is mended" in _doctor.closing([failed, *blocked], 80).plain
+    assert _doctor.closing_text([Finding("TLS", "ok", "")], 80).plain == "\nAll is in order: 1 checks."
+    assert _doctor.closing_text([LONG], 80).plain == "\n0 failed, 1 to look at, 0 in order."
+    assert "12 must wait until that is mended" in _doctor.closing_text([failed, *blocked], 80).plain
     assert (_doctor.worst([LONG]), _doctor.worst([LONG, failed]), _doctor.worst(blocked)) == (
         "warn",
         "fail",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import anyio
 import typer
+from attrs import define, field
+from rich.text import Text
 
 from sampling_async import (
     InvalidRequestError,
@@ -22,7 +25,7 @@ from sampling_async._journal.journal import run_of
 from sampling_async._pacing.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
 
     from sampling_async import Goal, Journal, OutcomeStream, Repeats, SamplingClient
@@ -32,69 +35,11 @@ if TYPE_CHECKING:
     from sampling_async._journal.run import JournalRun
 
 
-class OutcomePrinter:
-    """Shows outcomes as they finish, the progress of the run, and a summary at the end of the `with` block.
-
-    Args:
-        tally: The counts of outcomes.
-        as_lines: Whether to print lines of JSON, or lines for people.
-        with_members: Whether lines for people name the member.
-
-    Attributes:
-        tally: The counts of outcomes.
-        bar: The display of progress.
-    """
-
-    def __init__(self, tally: Tally, *, as_lines: bool, with_members: bool = False) -> None:
-        self.tally = tally
-        self.bar = show.StreamBar(lines=as_lines)
-        self._page = None if as_lines else show.OutcomePage(self.bar.display, with_members=with_members)
-        self._reader_is_gone = False
-
-    def __enter__(self) -> Self:
-        self.bar.__enter__()
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if self._page is not None:
-                self._page.flush()
-        finally:
-            self.bar.__exit__()
-            if exc is None or self.count:
-                show.print_summary(self.tally)
-
-    @property
-    def count(self) -> int:
-        """How many outcomes were added."""
-        return self.tally.total
-
-    def add(self, outcome: InviteOutcome) -> None:
-        """Show an outcome."""
-        self.tally.add(outcome)
-        if self._page is not None:
-            self._page.add(outcome)
-        elif not self._reader_is_gone:
-            self._write(outcome)
-
-    def _write(self, outcome: InviteOutcome) -> None:
-        try:
-            show.emit_json(show.outcome_json(outcome))
-        except OSError:
-            # The reader went away, or the disk is full. Later outcomes are still counted, but not written.
-            self._reader_is_gone = True
-            raise
-
-
-Pair: TypeAlias = tuple[str, int]
-"""A member code and a quota ID."""
-
-_PATIENCE: Final = 1.0
-"""Seconds that a pipe has, after a signal, to deliver the rest of its input."""
-
+Pair: TypeAlias = tuple[str, int]  # a member code and a quota ID
+_PATIENCE: Final = 1.0  # seconds that a pipe has, after a signal, to deliver the rest of its input
 _AT_ONCE: Final = 1000
+_LINES_AT_ONCE: Final = 100
+_MOMENT: Final = 0.1
 _NOT_SENT: Final = SamplingError(
     "interrupted: the run ended before this was sent", endpoint="bulk_invite", delivery="not_sent"
 )
@@ -110,181 +55,160 @@ _UNASKED: Final = SamplingError(
 )
 
 
-class Work(Protocol):
-    """The requests of a run.
+class OutcomePrinter:
+    """Shows outcomes as they finish, the progress of the run, and a summary at the end of the `with` block."""
 
-    Attributes:
-        source: The input that is read during the run; None if all requests are known beforehand.
-    """
+    def __init__(self, tally: Tally, *, as_lines: bool, with_members: bool = False) -> None:
+        self.tally = tally
+        self.bar = show.StreamBar(lines=as_lines)
+        self._as_lines, self._with_members = as_lines, with_members
+        display = self.bar.display
+        # If the bar is shown, lines are printed on its console: two on one screen would write into each other.
+        self._console = show.screen() if display.disable else display.console
+        self._texts: list[Text] = []
+        self._printed_at = 0.0
+        self._reader_is_gone = False
 
-    @property
-    def source(self) -> Items[Any] | None:
-        """The input that is read during the run; None if all requests are known beforehand."""
-        ...
+    def __enter__(self) -> Self:
+        self.bar.__enter__()
+        return self
 
-    async def stream(self, client: SamplingClient) -> OutcomeStream:
-        """Start the stream of outcomes. This may read the source to its end first."""
-        ...
-
-    async def total(self) -> int | None:
-        """Return the number of quota IDs in the source, if it can be counted beforehand."""
-        ...
-
-    def known(self) -> Iterator[Pair]:
-        """Yield the pairs known without reading the source, except those a stream takes item by item."""
-        ...
-
-    def pairs(self, item: Any) -> Iterator[Pair]:
-        """Yield the pairs that an item of the source requests."""
-        ...
-
-
-class OneMember:
-    """Quota IDs of one member: a list, or a stream. With a journal, all are read before the first is sent.
-
-    Args:
-        member_code: The member.
-        asked: The quota IDs.
-        journal: The journal that records what is sent, if any.
-        goal: See `SamplingClient.fan_out`.
-    """
-
-    def __init__(
-        self, member_code: str, asked: list[int] | Items[int], journal: Journal | None, goal: Goal | None
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._member_code = member_code
-        self._journal = journal
-        self._goal: Goal | None = goal
-        self._known: list[int] = asked if isinstance(asked, list) else []
-        self.source = None if isinstance(asked, list) else asked
+        try:
+            self._flush()
+        finally:
+            self.bar.__exit__()
+            if exc is None or self.tally.total:
+                for line in show.summary(self.tally):
+                    show.stderr_console().print(line, soft_wrap=True)
 
-    async def stream(self, client: SamplingClient) -> OutcomeStream:
-        """Start the stream of outcomes."""
-        if self._journal is None:
-            asked = self._known if self.source is None else self.source
-            return client.stream_bulk_invite(self._member_code, asked, goal=self._goal)
-        if self.source is not None:
-            async for quota_id in self.source:
-                self._known.append(quota_id)
-        request = InviteRequest(self._member_code, self._known)
-        return client.fan_out([request], journal=self._journal, goal=self._goal)
+    def add(self, outcome: InviteOutcome) -> None:
+        self.tally.add(outcome)
+        if not self._as_lines:
+            self._texts.append(show.outcome_text(outcome, with_member=self._with_members))
+            # Many at a time, because each print above a live bar draws the bar again.
+            if len(self._texts) >= _LINES_AT_ONCE or time.monotonic() - self._printed_at > _MOMENT:
+                self._flush()
+        elif not self._reader_is_gone:
+            try:
+                show.emit_json(show.outcome_json(outcome))
+            except OSError:
+                # The reader went away, or the disk is full. Later outcomes are still counted, but not written.
+                self._reader_is_gone = True
+                raise
 
-    async def total(self) -> None:
-        """Return nothing: the stream knows the number, or the source is read as it comes."""
-
-    def known(self) -> Iterator[Pair]:
-        """Yield the pairs known without reading the source."""
-        return ((self._member_code, quota_id) for quota_id in self._known)
-
-    def pairs(self, item: int) -> Iterator[Pair]:
-        """Yield the pair of a quota ID."""
-        yield self._member_code, item
-
-
-class ManyMembers:
-    """Requests of many members, sent as they are read.
-
-    Args:
-        source: The requests.
-        journal: The journal that records what is sent, if any.
-        goal: See `SamplingClient.fan_out`.
-        repeats: Likewise.
-        count: Counts the quota IDs of the source, if that can be done beforehand.
-    """
-
-    def __init__(
-        self,
-        source: Items[InviteRequest],
-        journal: Journal | None,
-        goal: Goal | None,
-        repeats: Repeats = "once",
-        count: Callable[[], int | None] | None = None,
-    ) -> None:
-        self.source = source
-        self._journal = journal
-        self._goal: Goal | None = goal
-        self._repeats: Repeats = repeats
-        self._count = count
-
-    async def stream(self, client: SamplingClient) -> OutcomeStream:
-        """Start the stream of outcomes."""
-        return client.fan_out(self.source, journal=self._journal, goal=self._goal, repeats=self._repeats)
-
-    async def total(self) -> int | None:
-        """Return the number of quota IDs in the source: of a file, not of a pipe."""
-        return None if self._count is None else await in_thread(self._count)
-
-    def known(self) -> Iterator[Pair]:
-        """Yield nothing: all requests are in the source, or in the stream."""
-        return iter(())
-
-    def pairs(self, item: InviteRequest) -> Iterator[Pair]:
-        """Yield the pairs of a request."""
-        return ((item.member_code, quota_id) for quota_id in item.quota_ids)
+    def _flush(self) -> None:
+        if self._texts:
+            self._console.print(Text("\n").join(self._texts), soft_wrap=True)
+            self._texts.clear()
+        self._printed_at = time.monotonic()
 
 
+@define(kw_only=True)
+class Work:
+    """The requests of a run."""
+
+    journal: Journal | None
+    source: Items[Any] | None  # the input that is read during the run; None if all is known beforehand
+    start: Callable[[SamplingClient], Awaitable[OutcomeStream]]  # may read the source to its end first
+    pairs: Callable[[Any], Iterable[Pair]]  # returns those that an item of the source requests
+    known: Callable[[], Iterable[Pair]] = tuple[Pair, ...]  # without those that the stream takes item by item
+    count: Callable[[], int | None] | None = None  # counts the quota IDs of the source beforehand
+
+
+def of_one_member(
+    member_code: str, asked: list[int] | Items[int], journal: Journal | None, goal: Goal | None
+) -> Work:
+    """Return the quota IDs of one member. With a journal, all are read before the first is sent."""
+    source = None if isinstance(asked, list) else asked
+    known = asked if isinstance(asked, list) else []
+
+    async def start(client: SamplingClient) -> OutcomeStream:
+        if journal is None:
+            return client.stream_bulk_invite(member_code, asked, goal=goal)
+        if source is not None:
+            async for quota_id in source:
+                known.append(quota_id)
+        return client.fan_out([InviteRequest(member_code, known)], journal=journal, goal=goal)
+
+    return Work(
+        journal=journal,
+        source=source,
+        start=start,
+        pairs=lambda quota_id: [(member_code, quota_id)],
+        known=lambda: [(member_code, quota_id) for quota_id in known],
+    )
+
+
+def of_many_members(
+    source: Items[InviteRequest],
+    journal: Journal | None,
+    goal: Goal | None,
+    repeats: Repeats,
+    count: Callable[[], int | None] | None,
+) -> Work:
+    """Return requests that are sent as they are read."""
+
+    async def start(client: SamplingClient) -> OutcomeStream:
+        return client.fan_out(source, journal=journal, goal=goal, repeats=repeats)
+
+    def pairs(request: InviteRequest) -> list[Pair]:
+        return [(request.member_code, quota_id) for quota_id in request.quota_ids]
+
+    return Work(journal=journal, source=source, start=start, pairs=pairs, count=count)
+
+
+@define
 class BulkRun:
-    """Requests invites and shows every outcome.
+    """Requests invites, and shows an outcome of each quota ID."""
 
-    Args:
-        work: The requests.
-        journal: The journal of `work`, if any.
-        shown: The printer that shows outcomes.
-        signals: The handling of signals.
-    """
-
-    def __init__(
-        self, work: Work, journal: Journal | None, shown: OutcomePrinter, signals: SignalHandler
-    ) -> None:
-        self._work = work
-        self._journal = journal
-        self._shown = shown
-        self._signals = signals
-        self._stream: OutcomeStream | None = None
+    work: Work
+    shown: OutcomePrinter
+    signals: SignalHandler
+    stream: OutcomeStream | None = None
 
     async def run(self, client: SamplingClient) -> None:
         """Show every outcome, including those left over if the run is interrupted or the input fails."""
         try:
-            with self._shown, self._signals:
+            with self.shown, self.signals:
                 try:
-                    with self._signals.scope:
-                        if not self._shown.bar.display.disable:
-                            self._shown.bar.total = await self._work.total()
-                        self._stream = await self._work.stream(client)
-                        await self._follow(self._stream)
+                    with self.signals.scope:
+                        if self.work.count is not None and not self.shown.bar.display.disable:
+                            self.shown.bar.total = await in_thread(self.work.count)
+                        self.stream = stream = await self.work.start(client)
+                        async with stream:
+                            with self.shown.bar.follow(stream):
+                                async for outcome in stream:
+                                    self.shown.add(outcome)
                         await self._give_up_the_rest(client)
                 finally:
                     # Outside the scope that the signal cancelled, so the account can still await.
-                    if self._signals.received:
+                    if self.signals.received:
                         await self._account(client)
                     else:
                         for outcome in self._left_over():
-                            self._shown.add(outcome)
-                    if self._stream is not None:
-                        self._shown.tally.unrequested = len(self._stream.unrequested)
+                            self.shown.add(outcome)
+                    if self.stream is not None:
+                        self.shown.tally.unrequested = len(self.stream.unrequested)
         finally:
-            if self._work.source is not None:
-                self._work.source.close()
-
-    async def _follow(self, stream: OutcomeStream) -> None:
-        async with stream:
-            with self._shown.bar.follow(stream):
-                async for outcome in stream:
-                    self._shown.add(outcome)
+            if self.work.source is not None:
+                self.work.source.close()
 
     async def _give_up_the_rest(self, client: SamplingClient) -> None:
         """Account for the input that the stream did not read, because the outage was too long."""
-        if self._work.source is not None and not self._work.source.is_over:
+        if self.work.source is not None and not self.work.source.is_over:
             async with self._accounting(client, _GIVEN_UP) as account:
                 await self._read_rest(account)
 
     # --- Outcomes left over when the run ends
 
     def _left_over(self) -> Iterable[InviteOutcome]:
-        if self._stream is not None:
+        if self.stream is not None:
             # RuntimeError: the stream was never entered, so nothing is left over.
             with suppress(RuntimeError):
-                return self._stream.left_over
+                return self.stream.left_over
         return ()
 
     async def _account(self, client: SamplingClient) -> None:
@@ -293,17 +217,17 @@ class BulkRun:
             for outcome in self._left_over():
                 await account.add(outcome)
             # No outcome so far: the signal came before the stream took anything.
-            if not (self._shown.count or account.count):
-                for pair in self._work.known():
+            if not (self.shown.tally.total or account.count):
+                for pair in self.work.known():
                     await account.add_unasked(pair)
             await self._read_rest(account)
 
     def _accounting(self, client: SamplingClient, error: SamplingError) -> _Leftovers:
-        return _Leftovers(self._shown, self._journal, client, error, self._stream)
+        return _Leftovers(self.shown, self.work.journal, client, error, self.stream)
 
     async def _read_rest(self, account: _Leftovers) -> None:
         """Read the rest of the input: a file to its end, a pipe for one second."""
-        source = self._work.source
+        source = self.work.source
         if source is None or source.is_over:
             return
         try:
@@ -312,7 +236,7 @@ class BulkRun:
                     # A file ends by itself, so it may take longer than a pipe.
                     if source.is_file:
                         scope.deadline = inf
-                    for pair in self._work.pairs(item):
+                    for pair in self.work.pairs(item):
                         await account.add_unasked(pair)
         except (InvalidRequestError, OSError) as exc:
             typer.echo(f"sampling-async: the rest of the input was not read: {exc}", err=True)
@@ -321,45 +245,28 @@ class BulkRun:
                 typer.echo("sampling-async: the input has not ended; the rest of it was not read", err=True)
 
 
+@define
 class _Leftovers:
     """Shows the outcomes left over from a run: an async context manager.
 
     If there is a journal, each `unknown` outcome is looked up in it. The journal's outcome is shown instead, or
     `not_sent` if the journal has none for the ID.
-
-    Args:
-        shown: The printer that shows outcomes.
-        journal: The journal, if there is one.
-        client: The client that the journal belongs to.
-        error: The reason why the rest was not sent.
-        stream: The stream, if it was started.
-
-    Attributes:
-        count: How many outcomes were added.
     """
 
-    def __init__(
-        self,
-        shown: OutcomePrinter,
-        journal: Journal | None,
-        client: SamplingClient,
-        error: SamplingError,
-        stream: OutcomeStream | None,
-    ) -> None:
-        self._shown = shown
-        self._journal = journal
-        self._client = client
-        self._error = error
-        self._stream = stream
-        self._run: JournalRun | None = None
-        self._waiting: list[InviteOutcome] = []
-        self.count = 0
+    shown: OutcomePrinter
+    journal: Journal | None
+    client: SamplingClient
+    error: SamplingError  # why the rest was not sent
+    stream: OutcomeStream | None
+    count: int = 0  # how many outcomes were added
+    _run: JournalRun | None = None
+    _waiting: list[InviteOutcome] = field(factory=list[InviteOutcome])
 
     async def __aenter__(self) -> Self:
-        if self._journal is not None:
+        if self.journal is not None:
             # An empty fan-out binds the journal to the client; nothing is sent.
-            self._client.fan_out((), journal=self._journal)
-            run = run_of(self._journal)
+            self.client.fan_out((), journal=self.journal)
+            run = run_of(self.journal)
             # Without a readable journal, outcomes are shown as they are.
             with suppress(JournalError):
                 await run.open(goes_on=True)
@@ -377,7 +284,7 @@ class _Leftovers:
         """Show an outcome, or the journal's outcome in its place."""
         self.count += 1
         if self._run is None:
-            self._shown.add(outcome)
+            self.shown.add(outcome)
             return
         self._waiting.append(outcome)
         if len(self._waiting) >= _AT_ONCE:
@@ -385,8 +292,8 @@ class _Leftovers:
 
     async def add_unasked(self, pair: Pair) -> None:
         """Show the outcome of a pair that was not sent here; an earlier line or run may have sent it."""
-        if self._journal is None:
-            earlier = None if self._stream is None else self._stream.outcome_of(*pair)
+        if self.journal is None:
+            earlier = None if self.stream is None else self.stream.outcome_of(*pair)
             await self.add(earlier or self._not_sent(*pair))
         else:
             await self.add(InviteOutcome(*pair, "unknown", error=_UNASKED))
@@ -396,7 +303,7 @@ class _Leftovers:
         # Shielded: a cancellation would lose these outcomes, which are kept nowhere else.
         with anyio.CancelScope(shield=True):
             for outcome in await self._by_journal(some):
-                self._shown.add(outcome)
+                self.shown.add(outcome)
 
     async def _by_journal(self, some: Sequence[InviteOutcome]) -> Iterable[InviteOutcome]:
         doubtful: dict[str, list[int]] = {}
@@ -418,4 +325,4 @@ class _Leftovers:
         )
 
     def _not_sent(self, member_code: str, quota_id: int) -> InviteOutcome:
-        return InviteOutcome(member_code, quota_id, "not_sent", error=self._error)
+        return InviteOutcome(member_code, quota_id, "not_sent", error=self.error)

@@ -5,30 +5,15 @@ from __future__ import annotations
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import typer
 
-from sampling_async import InvalidRequestError
-from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign_options import (
-    InviteFormat,
-    LimitOptions,
-    RunOptions,
-    Settings,
-)
+from sampling_async._cli._campaign_options import InviteFormat, LimitOptions, RunOptions, Settings
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import quietable, takes
+from sampling_async._cli._options import argument, flag, option, quietable, takes
 from sampling_async._cli._tally import USAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sampling_async.campaign import Limits
-    from sampling_async.campaign._ledger import CampaignLedger
-
-T = TypeVar("T")
 
 _DEFAULT: Final = "run"
 _SIMILAR: Final = 0.75
@@ -40,14 +25,11 @@ class RunByDefault(Group):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put `run` in front of what does not begin with a command."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            self._refuse_a_typo(ctx, args[0])
+            similar = get_close_matches(args[0], self.commands, n=1, cutoff=_SIMILAR)
+            if similar and not Path(args[0]).exists():
+                ctx.fail(f"{args[0]!r} is no file and no command; did you mean {similar[0]!r}?")
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
-
-    def _refuse_a_typo(self, ctx: Any, word: str) -> None:
-        similar = get_close_matches(word, self.commands, n=1, cutoff=_SIMILAR)
-        if similar and not Path(word).exists():
-            ctx.fail(f"{word!r} is no file and no command; did you mean {similar[0]!r}?")
 
 
 app: Final = typer.Typer(
@@ -62,25 +44,17 @@ app: Final = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the campaign.", show_default=False)]
+Folder = Annotated[Path, argument("DIR", "The folder of the campaign.")]
 Panel = Annotated[
     str | None,
-    typer.Argument(
-        metavar="PANEL",
-        help=(
-            "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-            "member, as for `match`. Without it, the campaign in DIR goes on."
-        ),
-        show_default=False,
+    argument(
+        "PANEL",
+        "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+        "member, as for `match`. Without it, the campaign in DIR goes on.",
     ),
 ]
-PanelAgain = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="PANEL", help="The panel. Default: the one that was planned before.", show_default=False
-    ),
-]
-AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON, on a terminal too.", metavar="")]
+AsJSON = Annotated[bool, flag("Print JSON, on a terminal too.", "--json")]
+PanelAgain = Annotated[str | None, argument("PANEL", "The panel. Default: the one that was planned before.")]
 
 
 @app.command(cls=Command)
@@ -93,10 +67,7 @@ def run(
     settings: Settings,
     limits: LimitOptions,
     options: RunOptions,
-    out: Annotated[
-        Path,
-        typer.Option(help="The folder of the campaign; it is made.", metavar="DIR", show_default=False),
-    ],
+    out: Annotated[Path, option("DIR", "The folder of the campaign; it is made.")],
 ) -> None:
     """Plan invites for a whole panel, request them, and write the outcome of each pair.
 
@@ -107,7 +78,7 @@ def run(
     if the fate of a pair is unknown. Progress is shown on a terminal, and
     elsewhere it is lines of JSON on stdout.
     """
-    _job(service, out, settings, limits, options).run(panel_)
+    _loaded("jinja2").CampaignJob(service, out, settings, limits, options).run(panel_)
 
 
 @app.command("top-up", cls=Command)
@@ -129,32 +100,21 @@ def top_up(
     skipped, even with --dry-run. Options that are not given are those of
     the plan before.
     """
-    _job(service, folder, settings, limits, options).top_up(panel_)
-
-
-def _job(
-    service: ServiceOptions, folder: Path, settings: Settings, limits: LimitOptions, options: RunOptions
-) -> Any:
-    _need_the_extra("jinja2")  # the run writes the report, after all else
-    from sampling_async._cli._campaign_run import CampaignJob  # noqa: PLC0415  numpy, pyarrow: an extra
-
-    return CampaignJob(service, folder, settings, limits, options)
+    _loaded("jinja2").CampaignJob(service, folder, settings, limits, options).top_up(panel_)
 
 
 @app.command(cls=Command)
 def pause(
     folder: Folder,
     *,
-    reason: Annotated[
-        str, typer.Option(help="Why, for the status and the report.", metavar="TEXT", show_default=False)
-    ] = "",
+    reason: Annotated[str, option("TEXT", "Why, for the status and the report.", show_default=False)] = "",
     as_json: AsJSON = False,
 ) -> None:
     """Pause a campaign: no more requests until `resume`. Those in flight are still answered.
 
     An active run pauses within a second, and a later run waits too.
     """
-    _change(folder, {"paused": True, "reason": reason}, as_json=as_json)
+    _loaded().change_limits(folder, {"paused": True, "reason": reason}, as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -164,7 +124,7 @@ def resume(folder: Folder, *, as_json: AsJSON = False) -> None:
     It starts no run. If none is active, `campaign run --out
     DIR` continues the campaign.
     """
-    _change(folder, {"paused": False, "reason": ""}, as_json=as_json)
+    _loaded().change_limits(folder, {"paused": False, "reason": ""}, as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -174,40 +134,14 @@ def limit(limits: LimitOptions, folder: Folder, *, as_json: AsJSON = False) -> N
 
     The value none takes a limit away. Without options, nothing is changed.
     """
-    _need_the_extra()
-    _change(folder, ended_by_failure(limits.changes), as_json=as_json)
-
-
-def _change(folder: Path, changes: dict[str, Any], *, as_json: bool) -> None:
-    from sampling_async._cli import _campaign_view as view  # noqa: PLC0415  with the extra
-
-    def change(ledger: CampaignLedger) -> tuple[Limits, bool]:
-        limits = ledger.change_limits(**changes) if changes else ledger.limits()
-        return limits, ledger.is_running()
-
-    limits, is_running = _in_ledger(folder, change)
-    if show.as_lines(as_json):
-        ended_by_failure(lambda: show.emit_json(view.limits_json(limits, is_running=is_running)))
-    else:
-        view.show_limits(limits, is_running=is_running)
+    loaded = _loaded()
+    loaded.change_limits(folder, ended_by_failure(limits.changes), as_json=as_json)
 
 
 @app.command(cls=Command)
 def status(folder: Folder, *, as_json: AsJSON = False) -> None:
     """Show what became of a campaign so far, whether it runs, has ended or was killed."""
-    from sampling_async._cli import _campaign_view as view  # noqa: PLC0415  with the extra
-
-    def read(ledger: CampaignLedger) -> Any:
-        from sampling_async.campaign import LESSONS  # noqa: PLC0415  numpy, pyarrow: an extra
-        from sampling_async.campaign._summing import summary_of  # noqa: PLC0415
-
-        return summary_of(ledger, LESSONS)
-
-    summary = _in_ledger(folder, read)
-    if show.as_lines(as_json):
-        ended_by_failure(lambda: show.emit_json(view.summary_json(summary)))
-    else:
-        view.show_summary(summary, show.screen())
+    _loaded().show_status(folder, as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -216,19 +150,11 @@ def report(
     folder: Folder,
     *,
     partition: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="As for `run`. Default: what the run was given.", metavar="COLUMN", show_default=False
-        ),
+        list[str] | None, option("COLUMN", "As for `run`. Default: what the run was given.")
     ] = None,
     format_: Annotated[
         InviteFormat | None,
-        typer.Option(
-            "--format",
-            help="As for `run`. Default: what the run was given.",
-            metavar="parquet|jsonl",
-            show_default=False,
-        ),
+        option("parquet|jsonl", "As for `run`. Default: what the run was given.", "--format"),
     ] = None,
 ) -> None:
     """Write the files of a campaign again, from its ledger, even while it runs.
@@ -236,63 +162,17 @@ def report(
     They are the invites, the pairs, summary.json, and report.html, a page
     that needs nothing else and holds no member codes.
     """
-
-    def write(ledger: CampaignLedger) -> None:
-        from sampling_async._cli import _campaign_run as campaign_run  # noqa: PLC0415  numpy, pyarrow
-        from sampling_async._pacing.threads import CancelFlag  # noqa: PLC0415
-        from sampling_async.campaign import LESSONS  # noqa: PLC0415
-        from sampling_async.campaign._files import write_files  # noqa: PLC0415
-
-        given = Settings(partition=partition, format=format_).over(campaign_run.saved_in(ledger).settings)
-        write_files(
-            ledger,
-            LESSONS,
-            folder,
-            CancelFlag(),
-            partitions=given.partition or (),
-            kind=str(given.format),  # type: ignore[arg-type]  # one of InviteFormat
-            title=campaign_run.title_of(folder),
-        )
-
-    _need_the_extra("jinja2")
-    _in_ledger(folder, write)
-    show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")
+    _loaded("jinja2").write_report(folder, Settings(partition=partition, format=format_))
 
 
-def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
-    """Do something with the ledger of a campaign.
+def _loaded(*others: str) -> Any:
+    """Return the module that does the work, or end the program with a line that says what to install.
 
-    Raises:
-        typer.Exit: That failed; one line on stderr says why.
-    """
-    _need_the_extra()
-    from sampling_async._cli._campaign_run import ledger_in  # noqa: PLC0415  numpy, pyarrow: an extra
-    from sampling_async.campaign._campaign import with_ledger  # noqa: PLC0415
-
-    def worked() -> T:
-        ledger = ledger_in(folder)
-
-        def planned(opened: CampaignLedger) -> T:
-            if not opened.plan:
-                raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
-            return work(opened)
-
-        return with_ledger(ledger, planned)
-
-    return ended_by_failure(worked)
-
-
-def _need_the_extra(*others: str) -> None:
-    """End the program, with a line that says what to install, if the extra is missing.
-
-    Args:
-        others: Packages of the extra that are needed beside those that every command of a campaign needs.
-
-    Raises:
-        typer.Exit: It is missing.
+    The module needs numpy and pyarrow. What writes the report, after all else, needs `others` too.
     """
     try:
         for name in (*others, "sampling_async.campaign"):
             import_module(name)
+        return import_module("sampling_async._cli._campaign_run")
     except ModuleNotFoundError as exc:
         fail(f"campaign needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)

@@ -3,70 +3,40 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
-import typer
 from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli._match_options import MatchOptions
+from sampling_async._cli._options import given
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PLAN: Final = "The plan"
-_RUN: Final = "The run"
-_LIMITS: Final = "Limits, heeded by a run within a second"
-NONE: Final = "none"
-"""The value that takes a limit away."""
-
+_of_plan: Final = partial(given, panel="The plan")
+_of_run: Final = partial(given, panel="The run")
+_limit: Final = partial(given, panel="Limits, heeded by a run within a second")
+InviteFormat: TypeAlias = Literal["parquet", "jsonl"]  # as in `sampling_async.campaign`, which loads slowly
+_NONE: Final = "none"  # the value that takes a limit away
 _SHOWN: Final = 40
-
-
-class InviteFormat(StrEnum):
-    """The formats of the invites, see `sampling_async.campaign.InviteFormat`."""
-
-    parquet = "parquet"
-    jsonl = "jsonl"
-
-
-def _option(panel: str, help_text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False, **more)
 
 
 @frozen(kw_only=True)
 class LimitOptions:
     """The options that set limits. They are text, since each may be `none`."""
 
-    concurrency: Annotated[
-        str | None, _option(_LIMITS, "The most members whose invites are requested at once.", metavar="N|none")
-    ] = None
-    invites_per_minute: Annotated[
-        str | None, _option(_LIMITS, "The most invites a minute.", metavar="N|none")
-    ] = None
-    max_invites: Annotated[
-        str | None, _option(_LIMITS, "The most invites in all; unknown outcomes count.", metavar="N|none")
-    ] = None
-    max_spend: Annotated[
-        str | None, _option(_LIMITS, "The most that the invites may cost, see --cost.", metavar="X|none")
-    ] = None
-    hours: Annotated[
-        str | None,
-        _option(_LIMITS, "The times of the day between which it sends requests.", metavar="22:00-06:00|none"),
-    ] = None
-    zone: Annotated[
-        str | None,
-        _option(_LIMITS, "The time zone of --hours. Default: UTC.", metavar="Europe/Berlin|none"),
-    ] = None
+    concurrency: str | None = _limit("N|none", "The most members whose invites are requested at once.")
+    invites_per_minute: str | None = _limit("N|none", "The most invites a minute.")
+    max_invites: str | None = _limit("N|none", "The most invites in all; unknown outcomes count.")
+    max_spend: str | None = _limit("X|none", "The most that the invites may cost, see --cost.")
+    hours: str | None = _limit("22:00-06:00|none", "The times of the day between which it sends requests.")
+    zone: str | None = _limit("Europe/Berlin|none", "The time zone of --hours. Default: UTC.")
 
     def changes(self) -> dict[str, Any]:
-        """Return the limits that were given, by their names in `Limits`; None takes one away.
-
-        Raises:
-            InvalidRequestError: A value is not possible. The text names the option.
-        """
+        """Return the limits that were given, by their names in `Limits`; None takes one away."""
         from sampling_async.campaign import Limits  # noqa: PLC0415  numpy, pyarrow: an extra
 
         found: dict[str, Any] = {}
@@ -74,12 +44,12 @@ class LimitOptions:
             if text is None:
                 continue
             option = f"--{name.replace('_', '-')}"
-            found[name] = None if text.casefold() == NONE else _parsed(name, text, option)
+            found[name] = None if text.casefold() == _NONE else _parsed(name, text, option)
             try:
                 Limits().changed(**{name: found[name]})
             except InvalidRequestError as exc:
                 raise InvalidRequestError(
-                    f"{str(exc).replace(name, option, 1)}; {NONE} takes it away"
+                    f"{str(exc).replace(name, option, 1)}; {_NONE} takes it away"
                 ) from None
         return found
 
@@ -92,99 +62,51 @@ def _parsed(name: str, text: str, option: str) -> Any:
         return parse(text)
     except ValueError:
         kind = "a whole number" if parse is int else "a number"
-        raise InvalidRequestError(f"{option} must be {kind} or {NONE}, not {text[:_SHOWN]!r}") from None
+        raise InvalidRequestError(f"{option} must be {kind} or {_NONE}, not {text[:_SHOWN]!r}") from None
 
 
 @frozen(kw_only=True)
 class Settings:
     """The options that a campaign saves in its ledger. None: the saved value or the default counts."""
 
-    column: Annotated[
-        list[str] | None,
-        _option(
-            _PLAN,
-            "The column of the panel that holds a question; can be given several times.",
-            metavar="QUESTION=NAME",
-        ),
-    ] = None
-    bands: Annotated[
-        Path | None,
-        _option(
-            _PLAN,
-            "A JSON file of age bands, as for `match`. Default: PANEL.bands.json beside the panel.",
-            metavar="FILE",
-        ),
-    ] = None
-    at_least_one: Annotated[
-        bool | None,
-        _option(_PLAN, "A member may fit several sub-quotas of a layer.", "--at-least-one", metavar=""),
-    ] = None
-    allocate: Annotated[
-        int | None, _option(_PLAN, "At most N quotas of each member. Default: 5.", min=1, metavar="N")
-    ] = None
-    overshoot: Annotated[
-        float | None,
-        _option(
-            _PLAN,
-            "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1.",
-            metavar="X",
-        ),
-    ] = None
-    rate: Annotated[
-        float | None,
-        _option(_PLAN, "The share of invites that members follow, 0.2 for a fifth. Default: 1.", metavar="X"),
-    ] = None
-    cost: Annotated[
-        float | None, _option(_PLAN, "What an invite costs you. Default: 0.", min=0, metavar="X")
-    ] = None
-    watch: Annotated[
-        float | None,
-        _option(
-            _RUN,
-            "Seconds between two polls of the quotas: closed ones are not requested. 0: never. Default: 60.",
-            min=0,
-            metavar="SECONDS",
-        ),
-    ] = None
-    notifications: Annotated[
-        Path | None,
-        _option(
-            _RUN,
-            "The store of `notifications serve`: quotas that it reports as closed are not requested.",
-            metavar="FILE",
-        ),
-    ] = None
-    max_turns: Annotated[
-        int | None,
-        _option(
-            _RUN,
-            "The most requests for one member, if some of its quotas are refused. Default: 3.",
-            min=1,
-            metavar="N",
-        ),
-    ] = None
-    partition: Annotated[
-        list[str] | None,
-        _option(
-            _RUN,
-            "Divide the invites into folders by survey_id, wave_id, quota_id or day; can be given again.",
-            metavar="COLUMN",
-        ),
-    ] = None
-    format: Annotated[
-        InviteFormat | None,
-        _option(_RUN, "The format of the invites. Default: parquet.", metavar="parquet|jsonl"),
-    ] = None
+    column: list[str] | None = _of_plan(
+        "QUESTION=NAME", "The column of the panel that holds a question; can be given several times."
+    )
+    bands: Path | None = _of_plan(
+        "FILE", "A JSON file of age bands, as for `match`. Default: PANEL.bands.json beside the panel."
+    )
+    at_least_one: bool | None = _of_plan(
+        "", "A member may fit several sub-quotas of a layer.", "--at-least-one"
+    )
+    allocate: int | None = _of_plan("N", "At most N quotas of each member. Default: 5.", min=1)
+    overshoot: float | None = _of_plan(
+        "X", "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1."
+    )
+    rate: float | None = _of_plan("X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.")
+    cost: float | None = _of_plan("X", "What an invite costs you. Default: 0.", min=0)
+    watch: float | None = _of_run(
+        "SECONDS",
+        "Seconds between two polls of the quotas: closed ones are not requested. 0: never. Default: 60.",
+        min=0,
+    )
+    notifications: Path | None = _of_run(
+        "FILE", "The store of `notifications serve`: quotas that it reports as closed are not requested."
+    )
+    max_turns: int | None = _of_run(
+        "N", "The most requests for one member, if some of its quotas are refused. Default: 3.", min=1
+    )
+    partition: list[str] | None = _of_run(
+        "COLUMN", "Divide the invites into folders by survey_id, wave_id, quota_id or day; can be given again."
+    )
+    format: InviteFormat | None = _of_run("parquet|jsonl", "The format of the invites. Default: parquet.")
 
     def over(self, saved: Settings) -> Settings:
         """Return these settings; those that were not given are taken from `saved`."""
         # An empty list is how the parser says that nothing was given.
-        return evolve(
-            saved, **{name: value for name, value in _values(self).items() if value not in (None, [])}
-        )
+        given = {name: value for name, value in asdict(self).items() if value not in (None, [])}
+        return evolve(saved, **given)
 
     def matching(self, workers: int | None = None) -> MatchOptions:
-        """Return the options of `match` that these are."""
         return MatchOptions(
             column=self.column, bands=self.bands, at_least_one=bool(self.at_least_one), workers=workers
         )
@@ -193,36 +115,20 @@ class Settings:
 _OF_THE_PLAN: Final = ("column", "bands", "at_least_one", "allocate", "overshoot", "rate", "cost")
 
 DEFAULTS: Final = Settings(
-    at_least_one=False,
-    allocate=5,
-    overshoot=1.0,
-    rate=1.0,
-    cost=0.0,
-    watch=60.0,
-    max_turns=3,
-    format=InviteFormat.parquet,
+    at_least_one=False, allocate=5, overshoot=1.0, rate=1.0, cost=0.0, watch=60.0, max_turns=3, format="parquet"
 )
 
 
 @frozen(kw_only=True)
 class SavedOptions:
-    """What a campaign saves beside its plan, so that a later command needs only its folder.
+    """What a campaign saves beside its plan, so that a later command needs only its folder."""
 
-    Attributes:
-        panel: The panel's file, as an absolute path, or a query; None if it is not known.
-        settings: The settings.
-    """
-
-    panel: str | None = None
+    panel: str | None = None  # an absolute path, or a query; None if it is not known
     settings: Settings = DEFAULTS
 
     def refuse_another_plan(self, panel: str | None, given: Settings, folder: Path) -> None:
-        """Refuse a panel or options that the plan in a folder was not made with, since they had no effect.
-
-        Raises:
-            InvalidRequestError: There is one. The text names it.
-        """
-        values, saved = _values(given), _values(self.settings)
+        """Refuse a panel or options that the plan in a folder was not made with, since they had no effect."""
+        values, saved = asdict(given), asdict(self.settings)
         other = [name for name in _OF_THE_PLAN if values[name] not in (None, [], saved[name])]
         what = [f"--{name.replace('_', '-')}" for name in other]
         if panel is not None and panel != self.panel:
@@ -234,8 +140,7 @@ class SavedOptions:
             )
 
     def to_json(self) -> str:
-        """Return this as JSON."""
-        plain = {n: str(v) if isinstance(v, Path) else v for n, v in _values(self.settings).items()}
+        plain = {n: str(v) if isinstance(v, Path) else v for n, v in asdict(self.settings).items()}
         return json.dumps({"panel": self.panel, **plain})
 
     @classmethod
@@ -247,37 +152,18 @@ class SavedOptions:
         for name in ("bands", "notifications"):
             if name in values:
                 values[name] = Path(values[name])
-        if "format" in values:
-            values["format"] = InviteFormat(values["format"])
         return cls(panel=found.get("panel"), settings=evolve(DEFAULTS, **values))
-
-
-def _values(settings: Settings) -> dict[str, Any]:
-    return {each.name: getattr(settings, each.name) for each in fields(Settings)}
 
 
 @frozen(kw_only=True)
 class RunOptions:
     """The options of `run` and `top-up` that count for one call only."""
 
-    inventory: Annotated[
-        Path | None,
-        _option(
-            _PLAN,
-            "Plan with the inventory of a file, as `quotas` writes it; - for stdin. Default: ask the service.",
-            metavar="FILE",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None,
-        _option(_PLAN, "The number of processes that match. Default: all cores.", min=1, metavar="N"),
-    ] = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan, show the plan, and request nothing.", metavar="")
-    ] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first run.", metavar="")] = (
-        False
+    inventory: Path | None = _of_plan(
+        "FILE",
+        "Plan with the inventory of a file, as `quotas` writes it; - for stdin. Default: ask the service.",
     )
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON lines, on a terminal too.", metavar="")
-    ] = False
+    workers: int | None = _of_plan("N", "The number of processes that match. Default: all cores.", min=1)
+    dry_run: bool = given("", "Plan, show the plan, and request nothing.", "--dry-run", default=False)
+    yes: bool = given("", "Do not ask before the first run.", "--yes", "-y", default=False)
+    as_json: bool = given("", "Print JSON lines, on a terminal too.", "--json", default=False)

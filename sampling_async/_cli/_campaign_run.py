@@ -9,27 +9,33 @@ import sys
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import anyio
 import typer
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign_options import LimitOptions, RunOptions, SavedOptions, Settings
-from sampling_async._cli._campaign_view import Display, Figures, RunMetrics
+from sampling_async._cli._campaign_view import Display, RunMetrics
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._panel_files import read_inventory
 from sampling_async._cli._signals import SignalHandler
-from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
-from sampling_async.campaign import Campaign, Limits, Plan
-from sampling_async.campaign._campaign import with_ledger
-from sampling_async.campaign._files import check_partitions, require_own_folder
-from sampling_async.campaign._planning import plan_of
+from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
+from sampling_async._pacing.threads import CancelFlag
+from sampling_async.campaign import LESSONS, Campaign, Limits, Plan
+from sampling_async.campaign.ledger import (
+    check_partitions,
+    plan_of,
+    require_own_folder,
+    summary_of,
+    with_ledger,
+    write_files,
+)
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
 from sampling_async.notifications import Inbox
@@ -39,24 +45,16 @@ if TYPE_CHECKING:
 
     from sampling_async import SamplingClient
     from sampling_async.campaign import CampaignRun, Summary
-    from sampling_async.campaign._ledger import CampaignLedger
+    from sampling_async.campaign.ledger import CampaignLedger
 
-LEDGER: Final = "campaign.ledger"
-"""The file of the ledger in the folder of a campaign."""
+T = TypeVar("T")
 
-_SAVED: Final = "command"
-"""The fact of the ledger that holds what later commands need."""
-
-_GRACE: Final = 10.0
-"""Seconds that requests in flight have after a signal, so that their outcomes are known."""
+LEDGER: Final = "campaign.ledger"  # the file of the ledger in the folder of a campaign
+_SAVED: Final = "command"  # the fact of the ledger that holds what later commands need
+_GRACE: Final = 10.0  # seconds that requests in flight have after a signal, so that their outcomes are known
 
 
 def ledger_in(folder: Path) -> Path:
-    """Return the ledger of a campaign that is in a folder.
-
-    Raises:
-        InvalidRequestError: There is none.
-    """
     path = folder / LEDGER
     if not path.is_file():
         raise InvalidRequestError(
@@ -71,30 +69,19 @@ def saved_in(ledger: CampaignLedger) -> SavedOptions:
 
 
 def title_of(folder: Path) -> str:
-    """Return the title of a campaign's report."""
     return f"Campaign {folder.resolve().name}"
 
 
 def quoted(folder: Path) -> str:
-    """Return a folder as a shell takes it."""
     return shlex.quote(str(folder))
 
 
 @frozen
 class _RunnableCampaign:
-    """A campaign that can be run.
-
-    Attributes:
-        plan: Its plan.
-        saved: Its settings.
-        has_run: Whether a run has begun that plan.
-        most: How many more invites its cap allows; None without a cap.
-    """
-
     plan: Plan
     saved: SavedOptions
-    has_run: bool
-    most: int | None
+    has_run: bool  # whether a run has begun that plan
+    most: int | None  # how many more invites its cap allows
 
     def in_words(self) -> str:
         pairs = f"{self.plan.pairs:,} pairs"
@@ -105,16 +92,6 @@ class _RunnableCampaign:
 
 @frozen
 class CampaignJob:
-    """Plans a campaign in a folder, and runs it.
-
-    Args:
-        service: How to call the service.
-        folder: The folder.
-        given: The settings that were given.
-        limits: The limits that were given.
-        options: The other options.
-    """
-
     service: ServiceOptions
     folder: Path
     given: Settings
@@ -123,19 +100,11 @@ class CampaignJob:
     _keys: list[str] = field(factory=list[str], init=False, repr=False)
 
     def run(self, panel: str | None) -> NoReturn:
-        """Run the campaign, after a plan if there is none.
-
-        Raises:
-            typer.Exit: Always.
-        """
+        """Run the campaign, after a plan if there is none."""
         self._go(ended_by_failure(lambda: self._begun(panel)))
 
     def top_up(self, panel: str | None) -> NoReturn:
-        """Plan anew in the ledger, and run that.
-
-        Raises:
-            typer.Exit: Always.
-        """
+        """Plan anew in the ledger, and run that."""
         self._go(ended_by_failure(lambda: self._topped_up(panel)))
 
     # --- The plan
@@ -148,7 +117,9 @@ class CampaignJob:
         require_own_folder(self.folder, self._ledger)
         changes, given = self.limits.changes(), _absolute(self.given)
         panel = _absolute_panel(panel)
-        known = with_ledger(self._ledger, _known) if self._ledger.exists() else None
+        known = None
+        if self._ledger.exists():
+            known = with_ledger(self._ledger, lambda ledger: saved_in(ledger) if ledger.plan else None)
         if known is not None:
             known.refuse_another_plan(panel, given, self.folder)
             saved = _checked(evolve(known, settings=given.over(known.settings)))
@@ -156,7 +127,11 @@ class CampaignJob:
         if panel is None:
             raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
         saved = _checked(SavedOptions(panel=panel, settings=given.over(SavedOptions().settings)))
-        self._make_folder()
+        try:
+            # What is written there holds member codes and links.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise InvalidRequestError(f"--out {self.folder}: {exc.strerror}") from None
         self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
         return self._saved(saved, {})
 
@@ -172,20 +147,12 @@ class CampaignJob:
         self._plan(saved, Campaign.top_up)
         return self._saved(saved, changes)
 
-    def _make_folder(self) -> None:
-        try:
-            # What is written there holds member codes and links.
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as exc:
-            raise InvalidRequestError(f"--out {self.folder}: {exc.strerror}") from None
-
     def _plan(
         self, saved: SavedOptions, make: Callable[[Campaign], Any], *, limits: Limits | None = None
     ) -> None:
         settings, options = saved.settings, self.options
         assert saved.panel is not None
         match = settings.matching(options.workers)
-        panel_is_query = is_query(saved.panel)
         campaign = partial(
             Campaign,
             panel=saved.panel,
@@ -194,7 +161,7 @@ class CampaignJob:
             limits=limits,
             cost=settings.cost or 0.0,
             columns=match.renamed(OTHERS | {INVITES_LEFT}),
-            kinds=match.kinds(None if panel_is_query else Path(saved.panel)),
+            kinds=match.kinds(None if is_query(saved.panel) else Path(saved.panel)),
             policy=match.policy,
             workers=match.processes,
         )
@@ -243,19 +210,20 @@ class CampaignJob:
         if self.options.dry_run:
             if show.as_lines(self.options.as_json):
                 ended_by_failure(lambda: show.emit_json(view.plan_json(ready.plan)))
-            show.note(f"Nothing was requested. The plan is saved. To run it: {self._resume_command}")
+            show.note(self._nothing_requested)
             raise typer.Exit(DONE)
         if not ready.plan.pairs:
             fail("no member matches a quota with room, so there is nothing to request", INCOMPLETE)
         if not ready.has_run and not self.options.yes:
             ended_by_failure(lambda: self._ask(ready))
-        asking = _ShownRun(self.folder, ready, as_json=self.options.as_json)
+        as_lines = show.as_lines(self.options.as_json) or not show.errors().is_terminal
+        asking = _ShownRun(self.folder, ready, as_lines)
         self.service.call(asking.work, key=self._key())
         raise typer.Exit(asking.exit_code())
 
     @property
-    def _resume_command(self) -> str:
-        return resume_command(self.folder)
+    def _nothing_requested(self) -> str:
+        return f"Nothing was requested. The plan is saved. To run it: {resume_command(self.folder)}"
 
     def _ask(self, ready: _RunnableCampaign) -> None:
         if not _connection.somebody_is_there():
@@ -264,17 +232,12 @@ class CampaignJob:
             )
         typer.echo(f"Request {ready.in_words()}? [y/N] ", err=True, nl=False)
         if sys.stdin.readline().strip().casefold() not in {"y", "yes"}:
-            typer.echo(f"Nothing was requested. The plan is saved. To run it: {self._resume_command}", err=True)
+            typer.echo(self._nothing_requested, err=True)
             raise typer.Exit(INCOMPLETE)
 
 
 def resume_command(folder: Path) -> str:
-    """Return the shell command that resumes a campaign."""
     return f"sampling-async campaign run --out {quoted(folder)}"
-
-
-def _known(ledger: CampaignLedger) -> SavedOptions | None:
-    return saved_in(ledger) if ledger.plan else None
 
 
 def _allocate(settings: Settings) -> Allocate:
@@ -282,14 +245,10 @@ def _allocate(settings: Settings) -> Allocate:
 
 
 def _checked(saved: SavedOptions) -> SavedOptions:
-    """Return the options if all can be used. They are checked before the first request, which may take long.
-
-    Raises:
-        InvalidRequestError: An option cannot be used.
-    """
+    """Return the options if all can be used. They are checked before the first request, which may take long."""
     settings = saved.settings
     settings.matching().renamed(OTHERS | {INVITES_LEFT})
-    check_partitions(settings.partition or (), str(settings.format or "parquet"))  # type: ignore[arg-type]
+    check_partitions(settings.partition or (), settings.format or "parquet")
     for option, value in (("--overshoot", settings.overshoot), ("--rate", settings.rate)):
         if value is not None and value <= 0:
             raise InvalidRequestError(f"{option} must be above 0, not {value:g}")
@@ -317,25 +276,20 @@ def _absolute_panel(panel: str | None) -> str | None:
 # --- The run
 
 
+@define
 class _ShownRun:
-    """A run of a campaign, with its display and its end.
+    folder: Path
+    ready: _RunnableCampaign
+    as_lines: bool
+    _signals: SignalHandler = field(factory=SignalHandler)
+    _display: Display | None = None
+    _metrics: RunMetrics | None = None
+    _summary: Summary | None = None
+    _campaign_run: CampaignRun | None = None
 
-    Args:
-        folder: The folder.
-        ready: The campaign.
-        as_json: Whether lines of JSON are wanted on a terminal too.
-    """
-
-    def __init__(self, folder: Path, ready: _RunnableCampaign, *, as_json: bool) -> None:
-        self._folder = folder
-        self._ready = ready
-        self._settings = ready.saved.settings
-        self._as_lines = show.as_lines(as_json) or not show.errors().is_terminal
-        self._signals = SignalHandler()
-        self._display: Display | None = None
-        self._metrics: RunMetrics | None = None
-        self._summary: Summary | None = None
-        self._campaign_run: CampaignRun | None = None
+    @property
+    def _settings(self) -> Settings:
+        return self.ready.saved.settings
 
     async def work(self, client: SamplingClient) -> None:
         """Request the pending pairs; then write the files, even if that failed."""
@@ -348,7 +302,12 @@ class _ShownRun:
                 failure = exc
             self._signals.on_first_signal = None
             if self._metrics is not None:
-                self._summary = await self._written(client)
+                self._summary = await self._campaign(client).write(
+                    self.folder,
+                    partitions=self._settings.partition or (),
+                    kind=self._settings.format or "parquet",
+                    title=title_of(self.folder),
+                )
                 self._metrics.state = self._summary.state if self._summary.pairs.pending == 0 else "stopped"
         if self._summary is not None and self._campaign_run is not None:
             self._show_end(self._summary, self._campaign_run)
@@ -361,16 +320,16 @@ class _ShownRun:
             async with campaign.run() as run:
                 self._signals.on_first_signal = partial(self._stop, run)
                 self._campaign_run = run
-                self._metrics = RunMetrics(run, client, self._ready.plan.currency_id)
+                self._metrics = RunMetrics(run, client, self.ready.plan.currency_id)
                 await self._shown(run, self._metrics)
             self._signals.on_first_signal = None
 
     def _campaign(self, client: SamplingClient, live: LiveIndex | None = None) -> Campaign:
         max_turns = self._settings.max_turns or 3
-        return Campaign(client, inventory=live, ledger=self._folder / LEDGER, max_turns=max_turns)
+        return Campaign(client, inventory=live, ledger=self.folder / LEDGER, max_turns=max_turns)
 
     async def _shown(self, run: CampaignRun, metrics: RunMetrics) -> None:
-        self._display = Display(metrics.read, as_lines=self._as_lines)
+        self._display = Display(metrics.read, as_lines=self.as_lines)
         # Kept, because a task group would raise them inside an ExceptionGroup.
         failures: list[Exception] = []
         with self._display:
@@ -387,44 +346,28 @@ class _ShownRun:
 
     def _stop(self, run: CampaignRun) -> None:
         """After a signal, send no more requests; wait some seconds for those in flight."""
-        run.stop(self._by_signal)
+        run.stop(self._signals.in_words)
         # A service that is away answers nothing.
         grace = 0.0 if run.waiting_for == "outage" else _GRACE
         self._signals.scope.deadline = asyncio.get_running_loop().time() + grace
-
-    @property
-    def _by_signal(self) -> str:
-        return "interrupted" if self._signals.exit_code == INTERRUPTED else "terminated by SIGTERM"
-
-    async def _written(self, client: SamplingClient) -> Summary:
-        return await self._campaign(client).write(
-            self._folder,
-            partitions=self._settings.partition or (),
-            kind=str(self._settings.format or "parquet"),  # type: ignore[arg-type]  # it was checked
-            title=title_of(self._folder),
-        )
 
     def _show_end(self, summary: Summary, run: CampaignRun) -> None:
         assert self._display is not None
         self._display.write_line()
         view.show_end(summary, run.reason)
-        show.note(f"Files: {self._folder} (invites, pairs, summary.json, report.html)")
+        show.note(f"Files: {self.folder} (invites, pairs, summary.json, report.html)")
         if not summary.pairs.pending:
             return
         if run.limits.paused:
-            show.note(f"It is paused. To end that: sampling-async campaign resume {quoted(self._folder)}")
+            show.note(f"It is paused. To end that: sampling-async campaign resume {quoted(self.folder)}")
         elif run.reason.startswith("the cap"):
-            show.note(f"To change the cap: sampling-async campaign limit {quoted(self._folder)} ...")
-        show.note(f"{summary.pairs.pending:,} pairs are pending. To go on: {resume_command(self._folder)}")
+            show.note(f"To change the cap: sampling-async campaign limit {quoted(self.folder)} ...")
+        show.note(f"{summary.pairs.pending:,} pairs are pending. To go on: {resume_command(self.folder)}")
 
     def exit_code(self) -> int:
-        """Return the exit code: 0 if nothing is pending and the fate of each pair is known.
-
-        Raises:
-            typer.Exit: A signal ended the run.
-        """
+        """Return the exit code: 0 if nothing is pending and the fate of each pair is known."""
         if self._signals.received:
-            fail(self._by_signal, self._signals.exit_code)
+            fail(self._signals.in_words, self._signals.exit_code)
         assert self._summary is not None
         assert self._metrics is not None
         pairs = self._summary.pairs
@@ -435,11 +378,7 @@ class _ShownRun:
 
 @asynccontextmanager
 async def following(client: SamplingClient, settings: Settings) -> AsyncGenerator[LiveIndex | None]:
-    """Follow what closes while this block is open; None if that is not wanted.
-
-    Raises:
-        SamplingError: On entering: the quotas could not be read.
-    """
+    """Follow what closes while this block is open; None if that is not wanted."""
     if not settings.watch:
         yield None
         return
@@ -459,4 +398,50 @@ async def following(client: SamplingClient, settings: Settings) -> AsyncGenerato
                 yield live
 
 
-__all__ = ["CampaignJob", "Figures", "ledger_in", "resume_command", "saved_in", "title_of"]
+# --- Ledgers that are there
+
+
+def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
+    """Do something with the ledger of a campaign; a failure ends the program."""
+
+    def planned(ledger: CampaignLedger) -> T:
+        if not ledger.plan:
+            raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
+        return work(ledger)
+
+    return ended_by_failure(lambda: with_ledger(ledger_in(folder), planned))
+
+
+def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> None:
+    """Change limits, if there is any change, and show those that hold."""
+
+    def change(ledger: CampaignLedger) -> tuple[Limits, bool]:
+        limits = ledger.change_limits(**changes) if changes else ledger.limits()
+        return limits, ledger.is_running()
+
+    limits, is_running = _in_ledger(folder, change)
+    if show.as_lines(as_json):
+        ended_by_failure(lambda: show.emit_json(view.limits_json(limits, is_running=is_running)))
+    else:
+        view.show_limits(limits, is_running=is_running)
+
+
+def show_status(folder: Path, *, as_json: bool) -> None:
+    summary = _in_ledger(folder, lambda ledger: summary_of(ledger, LESSONS))
+    if show.as_lines(as_json):
+        ended_by_failure(lambda: show.emit_json(view.summary_json(summary)))
+    else:
+        view.show_summary(summary, show.screen())
+
+
+def write_report(folder: Path, given: Settings) -> None:
+    """Write the files of a campaign; what is not given is as the run had it."""
+
+    def write(ledger: CampaignLedger) -> None:
+        settings = given.over(saved_in(ledger).settings)
+        partitions, kind = settings.partition or (), settings.format or "parquet"
+        title = title_of(folder)
+        write_files(ledger, LESSONS, folder, CancelFlag(), partitions=partitions, kind=kind, title=title)
+
+    _in_ledger(folder, write)
+    show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")

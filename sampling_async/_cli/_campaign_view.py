@@ -21,7 +21,6 @@ from rich.text import Text
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import silence_stdout
 from sampling_async._cli._tally import Tally, code_name
-from sampling_async._contract.records import wire_name
 from sampling_async.campaign import Pairs
 
 if TYPE_CHECKING:
@@ -32,62 +31,35 @@ if TYPE_CHECKING:
     from sampling_async import InviteOutcome, SamplingClient
     from sampling_async.campaign import CampaignRun, Limits, Plan, Summary
 
-_WINDOW: Final = 10.0
-"""Seconds over which rates are averaged."""
-
+_WINDOW: Final = 10.0  # seconds over which rates are averaged
 _REDRAWN: Final = 0.25
 _LINES: Final = 2.0
 
 
 @frozen(kw_only=True)
 class Figures:
-    """Where a run stands at one moment.
+    """Where a run stands at one moment."""
 
-    Attributes:
-        state: `asking`, why it waits, or how it has ended.
-        reason: Why it has ended although pairs are pending.
-        pairs: The pairs of the campaign, by what became of them.
-        members: Members with requests, in all runs.
-        requests: Requests sent, in all runs.
-        invites_per_second: Invites a second, as an average of the last seconds.
-        requests_per_second: The same of requests.
-        limit: How many requests the client now sends at once.
-        expected_value: What the invites are expected to bring.
-        currency_id: The currency; None if there are several.
-        seconds_left: How long the rest takes at this pace; None if that is not known.
-        refusals: Code, name and number of the refusals of this run, the most frequent first.
-    """
-
-    state: str
-    reason: str
+    state: str  # `asking`, why it waits, or how it has ended
+    reason: str  # why it has ended although pairs are pending
     pairs: Pairs
     members: int
     requests: int
     invites_per_second: float
     requests_per_second: float
-    limit: float
+    limit: float  # how many requests the client now sends at once
     expected_value: float
-    currency_id: int | None
+    currency_id: int | None  # None if there are several
     seconds_left: float | None
-    refusals: tuple[tuple[int | None, str | None, int], ...]
+    refusals: tuple[tuple[int | None, str | None, int], ...]  # code, name and number, the most frequent first
 
 
 class RunMetrics:
-    """Reads the figures of a run.
-
-    Args:
-        run: The run, open.
-        client: Its client.
-        currency_id: The currency of the campaign.
-
-    Attributes:
-        tally: The outcomes of this run.
-        state: How it has ended; None while it goes on.
-    """
+    """Reads the figures of a run."""
 
     def __init__(self, run: CampaignRun, client: SamplingClient, currency_id: int | None) -> None:
         self.tally = Tally()
-        self.state: str | None = None
+        self.state: str | None = None  # how it has ended
         self._run, self._client, self._currency_id = run, client, currency_id
         self._refusals: Counter[tuple[int | None, str | None]] = Counter()
         # Moment, invites, requests and pairs that were done by then.
@@ -95,13 +67,11 @@ class RunMetrics:
         self._measure()
 
     def add(self, outcome: InviteOutcome) -> None:
-        """Count an outcome."""
         self.tally.add(outcome)
         if outcome.status == "rejected":
             self._refusals[outcome.result_code, outcome.result] += 1
 
     def read(self) -> Figures:
-        """Return the figures of now."""
         run = self._run
         invites, requests, done = self._measure()
         pairs, waits = run.pairs, run.waiting_for
@@ -145,16 +115,10 @@ class RunMetrics:
 
 
 class Display:
-    """Shows a run: live on a terminal, and as lines of JSON on stdout. A context manager.
-
-    Args:
-        read: Returns the figures.
-        as_lines: Whether to write lines of JSON.
-    """
+    """Shows a run: live on a terminal, and as lines of JSON on stdout. A context manager."""
 
     def __init__(self, read: Callable[[], Figures], *, as_lines: bool) -> None:
-        self._read = read
-        self._as_lines = as_lines
+        self._read, self._as_lines = read, as_lines
         console = show.stderr_console()
         # Lines of JSON and a live display on one screen would write into each other.
         is_live = console.is_terminal and not console.quiet and (not as_lines or show.stdout_is_file())
@@ -172,7 +136,6 @@ class Display:
             self._live.stop()
 
     async def keep(self) -> None:
-        """Show the figures until this is cancelled."""
         while True:
             if self._is_live:
                 self._live.update(figures_view(self._read()), refresh=True)
@@ -207,14 +170,12 @@ _STATES: Final = {
     "stopped": "red",
 }
 _WORDS: Final = {"outage": "service away", "hours": "outside hours", "rate": "at its rate"}
+# All states are as wide as this one, so that the bar does not move when the state changes.
 _WIDEST: Final = max(map(len, _WORDS.values()))
-"""All states are as wide as this one, so that the bar does not move when the state changes."""
-
 _PARTS: Final = ("invited", "rejected", "not_sent", "unknown", "skipped", "pending")
 
 
 def account(pairs: Pairs) -> str:
-    """Return the account of all pairs as one line."""
     parts = " + ".join(f"{getattr(pairs, name):,} {name.replace('_', ' ')}" for name in _PARTS)
     return f"{pairs.planned:,} planned = {parts}"
 
@@ -223,7 +184,6 @@ def account(pairs: Pairs) -> str:
 
 
 def show_plan(plan: Plan) -> None:
-    """Show a plan on stderr."""
     console = _on_stderr()
     rows = {
         "Members": f"{plan.members:,}, {plan.matched:,} of them with quotas",
@@ -248,9 +208,8 @@ def _on_stderr() -> Console:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """Return a plan for JSON."""
-    plain = asdict(plan) | {"expected_value": round(plan.expected_value, 2)}
-    return {wire_name(name): value for name, value in plain.items()}
+    names = " ".join(asdict(plan))
+    return show.fields_of(plan, names) | {"ExpectedValue": round(plan.expected_value, 2)}
 
 
 def money(value: float, currency_id: int | None) -> str:
@@ -313,13 +272,10 @@ def _head(figures: Figures, done: int) -> Table:
 
 
 def figures_json(figures: Figures) -> dict[str, Any]:
-    """Return the figures of a run for JSON."""
     return {
-        "State": figures.state,
-        "Reason": figures.reason,
+        **show.fields_of(figures, "state reason"),
         **pairs_json(figures.pairs),
-        "Members": figures.members,
-        "Requests": figures.requests,
+        **show.fields_of(figures, "members requests"),
         "InvitesPerSecond": round(figures.invites_per_second, 1),
         "RequestsPerSecond": round(figures.requests_per_second, 1),
         "Limit": figures.limit,
@@ -333,22 +289,17 @@ def figures_json(figures: Figures) -> dict[str, Any]:
 
 
 def pairs_json(pairs: Pairs) -> dict[str, int]:
-    """Return the account of all pairs for JSON."""
-    return {wire_name(name): getattr(pairs, name) for name in ("planned", *_PARTS)}
+    return show.fields_of(pairs, " ".join(("planned", *_PARTS)))
 
 
 # --- What became of it
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
-    """Return what `status` says for JSON."""
     return {
-        "State": summary.state,
-        "Reason": summary.reason,
+        **show.fields_of(summary, "state reason"),
         **pairs_json(summary.pairs),
-        "Members": summary.members,
-        "Matched": summary.matched,
-        "InvitedMembers": summary.invited_members,
+        **show.fields_of(summary, "members matched invited_members"),
         "SkippedBecause": dict(summary.skipped),
         "Requests": summary.requests,
         "InvitesPerRequest": round(summary.invites_per_request, 4),
@@ -356,16 +307,11 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "ExpectedValue": round(summary.expected_value, 2),
         "PlannedValue": round(summary.planned_value, 2),
         "Spent": round(summary.spent, 2),
-        "CurrencyID": summary.currency_id,
-        "Runs": summary.runs,
-        "StartedAt": None if summary.started_at is None else summary.started_at.isoformat(),
-        "EndedAt": None if summary.ended_at is None else summary.ended_at.isoformat(),
-        "Limits": dict(summary.limits),
+        **show.fields_of(summary, "currency_id runs started_at ended_at limits"),
     }
 
 
 def show_summary(summary: Summary, console: Console) -> None:
-    """Show the state of a campaign, as `status` does."""
     console.print(_grid(dict(_summary_rows(summary))))
     print_codes(summary, console)
 
@@ -417,12 +363,6 @@ def print_codes(summary: Summary, console: Console) -> None:
 
 
 def show_end(summary: Summary, reason: str) -> None:
-    """Show on stderr how a run has ended.
-
-    Args:
-        summary: What became of the campaign.
-        reason: Why the run ended although pairs are pending.
-    """
     console = _on_stderr()
     is_done = not summary.pairs.pending
     text = "The campaign is finished" if is_done else f"The campaign has stopped: {reason or summary.reason}"
@@ -438,12 +378,10 @@ def show_end(summary: Summary, reason: str) -> None:
 
 
 def limits_json(limits: Limits, *, is_running: bool) -> dict[str, Any]:
-    """Return the limits that hold for JSON."""
-    return {**{wire_name(name): value for name, value in asdict(limits).items()}, "Running": is_running}
+    return {**show.fields_of(limits, " ".join(asdict(limits))), "Running": is_running}
 
 
 def show_limits(limits: Limits, *, is_running: bool) -> None:
-    """Show the limits that hold, and whether a run heeds them now."""
     paused = "yes" + (f": {limits.reason}" if limits.reason else "") if limits.paused else "no"
     rows = {
         "Paused": paused,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import typer
 from attrs import evolve
 
-from sampling_async import InvalidRequestError, Journal, SamplingClient, __version__
+from sampling_async import Goal, InvalidRequestError, Journal, Repeats, SamplingClient, __version__, to_json
 from sampling_async._cli import (
     _campaign,
     _doctor,
@@ -23,21 +23,20 @@ from sampling_async._cli import (
     _top,
 )
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._bulk_run import BulkRun, ManyMembers, OneMember, OutcomePrinter
+from sampling_async._cli._bulk_run import BulkRun, OutcomePrinter, of_many_members, of_one_member
 from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._match_options import MatchOptions
-from sampling_async._cli._notify import Notify
-from sampling_async._cli._options import quietable, takes
+from sampling_async._cli._options import AsJSON, argument, flag, option, quietable, takes
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._signals import SignalHandler
-from sampling_async._cli._sources import Items, RequestLines, number_of_ids
-from sampling_async._cli._tally import INCOMPLETE, INTERRUPTED, USAGE, Tally
+from sampling_async._cli._sources import Items, QuotaIDs, RequestLines, number_of_ids
+from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from sampling_async import Goal, Quotas, RecontactStream, Survey
+    from sampling_async import RecontactStream
     from sampling_async._cli._bulk_run import Work
     from sampling_async._cli._sources import Parser
 
@@ -68,57 +67,32 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, on a terminal too.", metavar="")]
-MemberCode = Annotated[
-    str, typer.Argument(help="The member's code in your panel.", metavar="MEMBER_CODE", show_default=False)
-]
-QuotaID = Annotated[
-    int, typer.Argument(help="A quota ID, as `quotas` shows it.", min=1, metavar="QUOTA_ID", show_default=False)
-]
+MemberCode = Annotated[str, argument("MEMBER_CODE", "The member's code in your panel.")]
+QuotaID = Annotated[int, argument("QUOTA_ID", "A quota ID, as `quotas` shows it.", min=1)]
 JournalFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "PATH",
+        "A file that notes what is sent and answered. With the same file, a new run continues an "
+        "interrupted one.",
         "--journal",
-        help=(
-            "A file that notes what is sent and answered. With the same file, a new run continues an "
-            "interrupted one."
-        ),
-        metavar="PATH",
-        show_default=False,
     ),
 ]
-
-
-class Aim(StrEnum):
-    """The goals of a bulk, see `sampling_async.Goal`."""
-
-    throughput = "throughput"
-    first = "first"
 
 
 AimOption = Annotated[
-    Aim | None,
-    typer.Option(
+    Goal | None,
+    option(
+        "throughput|first",
+        "throughput: as few requests as possible. first: the last outcome as early as possible. Default: "
+        "throughput.",
         "--goal",
-        help=(
-            "throughput: as few requests as possible. first: the last outcome as early as possible. Default: "
-            "throughput."
-        ),
-        metavar="throughput|first",
-        show_default=False,
     ),
 ]
 
 
-class Repetitions(StrEnum):
-    """What happens to a pair that comes again, see `sampling_async.Repeats`."""
-
-    once = "once"
-    ask = "ask"
-
-
+# The commands that account for all of their input, even after a signal.
 _ACCOUNTS: Final = {"bulk-invite", "fan-out"}
-"""The commands that account for all of their input, even after a signal."""
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  how typer calls it
@@ -132,10 +106,7 @@ def sampling_async(
     context: typer.Context,
     *,
     version: Annotated[  # noqa: ARG001  it has been shown by now
-        bool,
-        typer.Option(
-            "--version", help=("Show the version and exit."), callback=_version, is_eager=True, metavar=""
-        ),
+        bool, flag("Show the version and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
@@ -153,20 +124,14 @@ def quotas(
     *,
     routables: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "Include conditions on routable questions, or leave them out.",
             "--routables/--no-routables",
-            help="Include conditions on routable questions, or leave them out.",
             show_default=False,
-            metavar="",
         ),
     ] = True,
-    survey: Annotated[
-        int | None,
-        typer.Option(help="Show only this survey, with its quotas.", min=1, metavar="ID", show_default=False),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document, in the form of the service.", metavar="")
-    ] = False,
+    survey: Annotated[int | None, option("ID", "Show only this survey, with its quotas.", min=1)] = None,
+    as_json: Annotated[bool, flag("Print one JSON document, in the form of the service.", "--json")] = False,
 ) -> None:
     """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON."""
     inventory = service.call(lambda client: client.get_quotas(include_routables=routables))
@@ -178,17 +143,13 @@ def quotas(
     elif show.as_lines(wanted=False):
         ended_by_failure(lambda: show.emit_all(surveys))
     else:
-        _show_quotas(inventory, surveys, is_one=survey is not None)
-
-
-def _show_quotas(inventory: Quotas, surveys: Sequence[Survey], *, is_one: bool) -> None:
-    screen = show.screen()
-    screen.print(show.quotas_table(surveys, screen.width))
-    if not is_one:
-        screen.print(show.inventory_caption(inventory))
-    for each in surveys if is_one else ():
-        screen.print(f"\n[bold]Quotas of survey {each.survey_id}, wave {each.wave_id}[/bold]")
-        screen.print(show.quota_table(each.quotas))
+        screen = show.screen()
+        screen.print(show.quotas_table(surveys, screen.width))
+        if survey is None:
+            screen.print(show.inventory_caption(inventory))
+        for each in surveys if survey is not None else ():
+            screen.print(f"\n[bold]Quotas of survey {each.survey_id}, wave {each.wave_id}[/bold]")
+            screen.print(show.quota_table(each.quotas))
 
 
 @app.command(cls=Command)
@@ -212,7 +173,7 @@ def invite(
     if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_all([made]))
     else:
-        show.print_pairs(show.invite_pairs(made))
+        show.print_pairs((name, show.plain(str(value))) for name, value in json.loads(to_json(made)).items())
 
 
 @app.command("bulk-invite", cls=Command)
@@ -221,20 +182,14 @@ def invite(
 def bulk_invite(
     service: ServiceOptions,
     member_code: MemberCode,
-    quota_ids: Annotated[
-        list[str] | None,
-        typer.Argument(help="Quota IDs; - for stdin.", metavar="QUOTA_ID", show_default=False),
-    ] = None,
+    quota_ids: Annotated[list[str] | None, argument("QUOTA_ID", "Quota IDs; - for stdin.")] = None,
     *,
     file: Annotated[
         Path | None,
-        typer.Option(
-            help=(
-                "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
-                "--requests`, only the lines of this member count."
-            ),
-            metavar="PATH",
-            show_default=False,
+        option(
+            "PATH",
+            "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
+            "--requests`, only the lines of this member count.",
         ),
     ] = None,
     journal: JournalFile = None,
@@ -250,16 +205,21 @@ def bulk_invite(
     sent.
     """
 
-    def work(written: Journal | None) -> OneMember:
+    def work(written: Journal | None) -> Work:
         if quota_ids and quota_ids != ["-"]:
             if file is not None:
                 raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
-            return OneMember(member_code, _sources.parsed(quota_ids), written, _value(goal))
-        asked = _items(file, partial(_of_member, member_code, parsers), is_dash=bool(quota_ids))
-        return OneMember(member_code, asked, written, _value(goal))
+            return of_one_member(member_code, _sources.parsed(quota_ids), written, goal)
+
+        def parser(name: str) -> QuotaIDs:
+            parsers.append(QuotaIDs(name, member_code))
+            return parsers[-1]
+
+        asked = _items(file, parser, is_dash=bool(quota_ids))
+        return of_one_member(member_code, asked, written, goal)
 
     # `work` runs inside `_bulk`; through this list its parser, which counts skipped requests, is read below.
-    parsers: list[_sources.QuotaIDs] = []
+    parsers: list[QuotaIDs] = []
     tally = _bulk(service, work, journal, as_json=as_json)
     passed_over = sum(parser.of_others for parser in parsers)
     if passed_over and not tally.total:
@@ -277,39 +237,26 @@ def bulk_invite(
     raise typer.Exit(tally.exit_code())
 
 
-def _of_member(member_code: str, made: list[_sources.QuotaIDs], name: str) -> _sources.QuotaIDs:
-    made.append(_sources.QuotaIDs(name, member_code))
-    return made[-1]
-
-
 @app.command("fan-out", cls=Command)
 @takes(service=ServiceOptions)
 @quietable
 def fan_out(
     service: ServiceOptions,
     requests: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="REQUESTS", help="A file of requests; - for stdin. Default: stdin.", show_default=False
-        ),
+        Path | None, argument("REQUESTS", "A file of requests; - for stdin. Default: stdin.")
     ] = None,
     *,
-    file: Annotated[
-        Path | None,
-        typer.Option(help=("The file of requests, as an option."), metavar="PATH", show_default=False),
-    ] = None,
+    file: Annotated[Path | None, option("PATH", "The file of requests, as an option.")] = None,
     journal: JournalFile = None,
     goal: AimOption = None,
     repeats: Annotated[
-        Repetitions,
-        typer.Option(
-            help=(
-                "A pair of member and quota that comes again. once: it is not sent again and gets the outcome "
-                "of the first. ask: it is sent again, which may make a second invite."
-            ),
-            metavar="once|ask",
+        Repeats,
+        option(
+            "once|ask",
+            "A pair of member and quota that comes again. once: it is not sent again and gets the outcome "
+            "of the first. ask: it is sent again, which may make a second invite.",
         ),
-    ] = Repetitions.once,
+    ] = "once",
     as_json: AsJSON = False,
 ) -> None:
     """Request invites of many members, each to its own quotas, and show each outcome as it is known.
@@ -320,13 +267,13 @@ def fan_out(
     ends the command at once. A summary follows on stderr.
     """
 
-    def work(written: Journal | None) -> ManyMembers:
+    def work(written: Journal | None) -> Work:
         if requests is not None and file is not None:
             raise InvalidRequestError("give the requests as an argument or with --file, not both")
         path = requests or file
         source = _items(path, RequestLines, is_dash=False, what="requests")
         count = None if path is None else partial(number_of_ids, path)
-        return ManyMembers(source, written, _value(goal), repeats.value, count)
+        return of_many_members(source, written, goal, repeats, count)
 
     tally = _bulk(service, work, journal, as_json=as_json, with_members=True)
     if not tally.total:
@@ -342,38 +289,23 @@ def _bulk(
     as_json: bool,
     with_members: bool = False,
 ) -> Tally:
-    """Run the requests to their end and return the counts of outcomes.
-
-    Raises:
-        typer.Exit: The run failed, or a signal ended it.
-    """
+    """Run the requests to their end and return the counts of outcomes."""
     written = None if journal is None else Journal(journal)
     asked = ended_by_failure(lambda: work(written))
     tally, signals = Tally(), SignalHandler()
     shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
-    service.call(BulkRun(asked, written, shown, signals).run)
+    service.call(BulkRun(asked, shown, signals).run)
     if signals.received:
-        fail("interrupted" if signals.exit_code == INTERRUPTED else "terminated by SIGTERM", signals.exit_code)
+        fail(signals.in_words, signals.exit_code)
     return tally
-
-
-def _value(goal: Aim | None) -> Goal | None:
-    if goal is None:
-        return None
-    return "first" if goal is Aim.first else "throughput"
 
 
 def _items(
     file: Path | None, parser: Callable[[str], Parser[T]], *, is_dash: bool, what: str = "quota IDs"
 ) -> Items[T]:
-    """Return the items of a file, or of stdin.
-
-    Raises:
-        InvalidRequestError: There is no such file, or stdin is a terminal.
-    """
     if file is not None and str(file) != "-":
         _sources.check_file(file)
-        return Items(partial(_sources.file_source, file), parser(str(file)))
+        return Items(lambda: file.open("rb", buffering=0), parser(str(file)))
     if file is None and not is_dash and _sources.stdin_is_terminal():
         ways = "as arguments, with --file," if what == "quota IDs" else "as a file,"
         raise InvalidRequestError(f"give {what} {ways} or through a pipe")
@@ -387,22 +319,11 @@ def recontact(
     quota_id: QuotaID,
     *,
     max_results: Annotated[
-        int | None,
-        typer.Option(
-            help="Member codes per page. Default: set by the service.", min=1, metavar="N", show_default=False
-        ),
+        int | None, option("N", "Member codes per page. Default: set by the service.", min=1)
     ] = None,
-    after: Annotated[
-        str | None,
-        typer.Option(help="Resume after this member code.", metavar="MEMBER_CODE", show_default=False),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(help="Stop after this many member codes.", min=1, metavar="N", show_default=False),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON lines instead of plain text.", metavar="")
-    ] = False,
+    after: Annotated[str | None, option("MEMBER_CODE", "Resume after this member code.")] = None,
+    limit: Annotated[int | None, option("N", "Stop after this many member codes.", min=1)] = None,
+    as_json: Annotated[bool, flag("Print JSON lines instead of plain text.", "--json")] = False,
 ) -> None:
     """List the members that a recontact survey wants back for a quota, one per line."""
 
@@ -439,13 +360,10 @@ def match(
     options: MatchOptions,
     members: Annotated[
         str,
-        typer.Argument(
-            metavar="PANEL",
-            help=(
-                "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-                "member. The names of its columns are question IDs."
-            ),
-            show_default=False,
+        argument(
+            "PANEL",
+            "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+            "member. The names of its columns are question IDs.",
         ),
     ],
 ) -> None:
@@ -468,7 +386,7 @@ def match(
 app.add_typer(_campaign.app, name="campaign")
 app.command(cls=Command)(takes(options=_doctor.DoctorOptions, service=ServiceOptions)(_doctor.doctor))
 app.command(cls=Command)(_top.top)
-app.command(cls=Command)(takes(notify=Notify)(_simulation.simulate))
+app.command(cls=Command)(takes(notify=_simulation.Notify)(_simulation.simulate))
 app.command(cls=Command)(quietable(_simulation.demo))
 app.command(cls=Command)(_outcomes.outcomes)
 app.add_typer(_notifications.app, name="notifications")

@@ -6,12 +6,10 @@ import errno
 import getpass
 import logging
 import os
-import re
-import ssl
 import sys
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import anyio
 import typer
@@ -25,92 +23,23 @@ from sampling_async import (
     SamplingError,
     Timeouts,
 )
+from sampling_async._cli._options import given
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
 from sampling_async._profiles import CHOSEN, chosen_profile, read_profiles, setting
 from sampling_async._wire.trust import context_of_files
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable, Generator
 
     from sampling_async._profiles import Profile
-
-_SEQUENCE: Final = 0x30
-_VERSION: Final = 0xA0
-_UTC_TIME: Final = 0x17
-_BEFORE_VALIDITY: Final = 3  # the serial number, the algorithm and the issuer
-_LONG: Final = 0x80
-_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-
-
-@frozen
-class CertificateDates:
-    """From when to when a certificate is valid."""
-
-    begins: datetime
-    ends: datetime
-
-
-def validity_of(der: bytes) -> CertificateDates:
-    """Return the dates of a certificate.
-
-    Raises:
-        ValueError: The bytes are no certificate.
-    """
-    try:
-        certificate, _ = _content(der, _SEQUENCE)
-        signed, _ = _content(certificate, _SEQUENCE)
-        if signed[0] == _VERSION:
-            _, signed = _content(signed, _VERSION)
-        for _ in range(_BEFORE_VALIDITY):
-            _, signed = _content(signed, signed[0])
-        dates, _ = _content(signed, _SEQUENCE)
-        begins, rest = _content(dates, dates[0])
-        ends, _ = _content(rest, rest[0])
-        return CertificateDates(_time(dates[0], begins), _time(rest[0], ends))
-    except (IndexError, ValueError):
-        raise ValueError("these bytes are no certificate in DER") from None
-
-
-def first_in_pem(text: str) -> bytes:
-    """Return the first certificate of a PEM file in DER.
-
-    Raises:
-        ValueError: There is none.
-    """
-    found = _PEM.search(text)
-    if found is None:
-        raise ValueError("this text holds no certificate in PEM")
-    return ssl.PEM_cert_to_DER_cert(found[0])
-
-
-def _content(data: bytes, tag: int) -> tuple[bytes, bytes]:
-    """Return the content of the first element, and the bytes after it."""
-    if data[0] != tag:
-        raise ValueError
-    length, start = data[1], 2
-    # Example: 0x82 0x01 0x0A says that two bytes give the length, 266.
-    if length >= _LONG:
-        start += length - _LONG
-        length = int.from_bytes(data[2:start], "big")
-    if start + length > len(data):
-        raise ValueError
-    return data[start : start + length], data[start + length :]
-
-
-def _time(tag: int, content: bytes) -> datetime:
-    text = content.decode("ascii")
-    # UTCTime has a year of two digits: 50 to 99 are of the last century.
-    if tag == _UTC_TIME:
-        text = ("19" if text >= "50" else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
-
 
 T = TypeVar("T")
 
 KEY_VARIABLE: Final = "SAMPLING_API_KEY"
 _PROXY_VARIABLE: Final = "SAMPLING_PROXY"
-_PANEL_HELP: Final = "Connection"
+_option: Final = partial(given, panel="Connection")
 _MAX_CONCURRENCY: Final = 8
 _IDLE_SECONDS: Final = 4.0
 
@@ -122,97 +51,44 @@ def names_of_profiles(begun: str) -> list[str]:
     return []
 
 
-def _option(help_text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help_text, rich_help_panel=_PANEL_HELP, **more)
-
-
 @frozen(kw_only=True)
 class ServiceOptions:
     """The options of a command that say how to call the service."""
 
-    profile: Annotated[
-        str | None,
-        _option(
-            "The panel of the file of profiles to use, in place of --base-url and --panel.",
-            metavar="NAME",
-            envvar=CHOSEN,
-            show_default=False,
-            autocompletion=names_of_profiles,
-        ),
-    ] = None
-    base_url: Annotated[
-        str | None,
-        _option("The address of the service.", metavar="URL", envvar="SAMPLING_BASE_URL", show_default=False),
-    ] = None
-    panel: Annotated[
-        str | None,
-        _option("The PanelGUID.", "--panel", metavar="GUID", envvar="SAMPLING_PANEL_GUID", show_default=False),
-    ] = None
-    max_concurrency: Annotated[
-        int | None,
-        _option(
-            f"The maximum of requests at the same time. Default: {_MAX_CONCURRENCY}.",
-            min=1,
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None
-    timeout: Annotated[
-        float | None,
-        _option(
-            "Seconds to wait for a response. Default: depends on the endpoint.",
-            min=0.001,
-            metavar="SECONDS",
-            show_default=False,
-        ),
-    ] = None
-    attempts: Annotated[
-        int, _option("The maximum of attempts of a call, where repeating is safe.", min=1, metavar="N")
-    ] = 3
-    patience: Annotated[
-        float, _option("Seconds to wait for a service that is away.", min=0.0, metavar="SECONDS")
-    ] = 600.0
-    allow_http: Annotated[
-        bool, _option("Allow plain http, which sends the key unencrypted.", "--allow-http", metavar="")
-    ] = False
-    proxy: Annotated[
-        str | None,
-        _option(
-            "An HTTP proxy, such as http://host:3128. Give user and password only in SAMPLING_PROXY.",
-            metavar="URL",
-            show_default=False,
-        ),
-    ] = None
-    ca_file: Annotated[
-        str | None,
-        _option(
-            "A PEM file of the only certificate authorities to trust.",
-            metavar="FILE",
-            envvar="SAMPLING_CA_FILE",
-            show_default=False,
-        ),
-    ] = None
-    client_cert: Annotated[
-        str | None,
-        _option(
-            "A PEM file with a client certificate and its key.",
-            metavar="FILE",
-            envvar="SAMPLING_CLIENT_CERT",
-            show_default=False,
-        ),
-    ] = None
-    debug: Annotated[bool, _option("Log every attempt on stderr.", "--debug", metavar="")] = False
+    profile: str | None = _option(
+        "NAME",
+        "The panel of the file of profiles to use, in place of --base-url and --panel.",
+        envvar=CHOSEN,
+        autocompletion=names_of_profiles,
+    )
+    base_url: str | None = _option("URL", "The address of the service.", envvar="SAMPLING_BASE_URL")
+    panel: str | None = _option("GUID", "The PanelGUID.", "--panel", envvar="SAMPLING_PANEL_GUID")
+    max_concurrency: int | None = _option(
+        "N", f"The maximum of requests at the same time. Default: {_MAX_CONCURRENCY}.", min=1
+    )
+    timeout: float | None = _option(
+        "SECONDS", "Seconds to wait for a response. Default: depends on the endpoint.", min=0.001
+    )
+    attempts: int = _option(
+        "N", "The maximum of attempts of a call, where repeating is safe.", default=3, min=1
+    )
+    patience: float = _option("SECONDS", "Seconds to wait for a service that is away.", default=600.0, min=0.0)
+    allow_http: bool = _option(
+        "", "Allow plain http, which sends the key unencrypted.", "--allow-http", default=False
+    )
+    proxy: str | None = _option(
+        "URL", "An HTTP proxy, such as http://host:3128. Give user and password only in SAMPLING_PROXY."
+    )
+    ca_file: str | None = _option(
+        "FILE", "A PEM file of the only certificate authorities to trust.", envvar="SAMPLING_CA_FILE"
+    )
+    client_cert: str | None = _option(
+        "FILE", "A PEM file with a client certificate and its key.", envvar="SAMPLING_CLIENT_CERT"
+    )
+    debug: bool = _option("", "Log every attempt on stderr.", "--debug", default=False)
 
     def call(self, work: Callable[[SamplingClient], Awaitable[T]], *, key: str | None = None) -> T:
-        """Run `work` with a client; if it fails, end the program.
-
-        Args:
-            work: What is done with the client.
-            key: What `ready` returned, for commands that call several times.
-
-        Raises:
-            typer.Exit: `work` failed; one line on stderr says why.
-        """
+        """Run `work` with a client; if it fails, end the program."""
         known = self._key() if key is None else key
 
         async def run() -> T:
@@ -223,33 +99,19 @@ class ServiceOptions:
             return ended_by_failure(lambda: anyio.run(run))
 
     def ready(self) -> str:
-        """Check address and panel and return the key, for commands that do other work before they call.
-
-        Raises:
-            typer.Exit: Something is missing.
-        """
+        """Check address and panel and return the key, for commands that do other work before they call."""
         ended_by_failure(self.whereto)
         return self._key()
 
     @property
     def is_given(self) -> bool:
-        """Whether it was said which service to call."""
         return bool(self.base_url or self.profile)
 
     def panel_of_profile(self) -> Profile | None:
-        """Return the profile that was chosen, if any.
-
-        Raises:
-            InvalidRequestError: There is no such profile, or it breaks a rule.
-        """
         return chosen_profile(self.profile or "")
 
     def whereto(self) -> tuple[str, str]:
-        """Return the address and the panel, as they were given.
-
-        Raises:
-            InvalidRequestError: One is missing, or is another than the profile's.
-        """
+        """Return the address and the panel, as they were given."""
         profile = self.panel_of_profile()
         if profile is None:
             return (
@@ -265,49 +127,32 @@ class ServiceOptions:
     def _client(self, key: str) -> SamplingClient:
         base_url, panel_guid = self.whereto()
         profile = self.panel_of_profile()
+        idle = None if profile is None else profile.idle_seconds
         return SamplingClient(
             base_url,
             panel_guid=panel_guid,
             api_key=key,
-            max_concurrency=self.width(profile),
+            max_concurrency=self.max_concurrency or (profile and profile.max_concurrency) or _MAX_CONCURRENCY,
             timeouts=Timeouts(read=self.timeout),
             retry=RetryPolicy(max_attempts=self.attempts),
             outage=OutagePolicy(patience=self.patience),
             allow_http=self.may_be_http(profile),
             proxy=self.proxy_address(profile),
             ssl_context=self.tls_context(profile),
-            idle_seconds=self.idle_seconds(profile),
+            idle_seconds=_IDLE_SECONDS if idle is None else idle,
         )
 
-    def width(self, profile: Profile | None) -> int:
-        """Return the maximum of requests at the same time."""
-        return self.max_concurrency or (profile and profile.max_concurrency) or _MAX_CONCURRENCY
-
-    @staticmethod
-    def idle_seconds(profile: Profile | None) -> float:
-        """Return how long an idle connection is kept."""
-        return _IDLE_SECONDS if profile is None or profile.idle_seconds is None else profile.idle_seconds
-
     def may_be_http(self, profile: Profile | None) -> bool:
-        """Return whether plain http is allowed."""
         return self.allow_http or (profile is not None and profile.allow_http)
 
     def tls_context(self, profile: Profile | None) -> ssl.SSLContext | None:
-        """Return the TLS settings, or None for the default.
-
-        Raises:
-            InvalidRequestError: A file cannot be used.
-        """
+        """Return the TLS settings, or None for the default."""
         return context_of_files(
             self.ca_file or setting(profile, "ca_file"), self.client_cert or setting(profile, "client_cert")
         )
 
     def proxy_address(self, profile: Profile | None) -> str | None:
-        """Return the proxy, which may hold a password, or None.
-
-        Raises:
-            InvalidRequestError: The option holds a password.
-        """
+        """Return the proxy, which may hold a password, or None."""
         # A user and password are secrets, as the key is, so they are never arguments either.
         if "@" in (self.proxy or ""):
             raise InvalidRequestError(
@@ -327,11 +172,7 @@ class ServiceOptions:
 
     @staticmethod
     def known_key(profile: Profile | None) -> str:
-        """Return the key from the environment or the keyring; "" if it is not there.
-
-        Raises:
-            InvalidRequestError: The keyring cannot be used.
-        """
+        """Return the key from the environment or the keyring; "" if it is not there."""
         if profile is None:
             return os.environ.get(KEY_VARIABLE, "").strip()
         found = profile.key()
@@ -350,15 +191,14 @@ def asked_key(profile: Profile | None) -> str:
 
 
 def ended_by_failure(work: Callable[[], T]) -> T:
-    """Run `work`, and turn a failure into one line on stderr and an exit code.
-
-    Raises:
-        typer.Exit: `work` failed.
-    """
+    """Run `work`, and turn a failure into one line on stderr and an exit code."""
     try:
         return work()
     except SamplingError as exc:
-        fail(_message_of(exc), exit_code_of(exc))
+        text = str(exc).replace("allow_http=True", "--allow-http")
+        if exc.endpoint == "generate_invite" and exc.delivery == "unknown":
+            text += " (an invite may exist: asking again may make a second one)"
+        fail(text, exit_code_of(exc))
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -373,11 +213,7 @@ def ended_by_failure(work: Callable[[], T]) -> T:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Print one line on stderr that says what went wrong, and end with an exit code.
-
-    Raises:
-        typer.Exit: Always.
-    """
+    """Print one line on stderr that says what went wrong, and end with an exit code."""
     typer.echo(f"sampling-async: {message}", err=True)
     raise typer.Exit(code) from None
 
@@ -414,7 +250,6 @@ def attempts_logged() -> Generator[None]:
 
 
 def somebody_is_there() -> bool:
-    """Return whether a person can be asked something."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -422,10 +257,3 @@ def _given(value: str | None, option: str, variable: str) -> str:
     if not value:
         raise InvalidRequestError(f"give {option}, or set the environment variable {variable}")
     return value
-
-
-def _message_of(error: SamplingError) -> str:
-    text = str(error).replace("allow_http=True", "--allow-http")
-    if error.endpoint == "generate_invite" and error.delivery == "unknown":
-        return f"{text} (an invite may exist: asking again may make a second one)"
-    return text

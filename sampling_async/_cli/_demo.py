@@ -18,10 +18,8 @@ from collections import Counter
 from contextlib import asynccontextmanager, contextmanager, suppress
 from math import ceil
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import anyio
 import uvicorn
@@ -35,14 +33,14 @@ from sampling_async.simulator import AGE_BANDS, Fault, Latency, Notifying, Simul
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+    from multiprocessing.connection import Connection
 
     from sampling_async import AttemptReport, InviteOutcome
     from sampling_async.campaign import CampaignRun, Plan
     from sampling_async.simulator import Outbox, SimulatedMember
 
+PER_MEMBER: Final = 4  # how many quotas a member gets at most
 _AGE: Final = 1001538  # the question about the age
-_RECONTACT_PAGE: Final = 25
-_BATCH: Final = 200
 _ENDS: Final = ("completion", "terminate")
 _KINDS: Final = (Kind.COMPLETION, Kind.TERMINATE, Kind.QUOTA_STATUS, Kind.SURVEY_CLOSED)
 _REFUSALS: Final = 4  # of each notification that is left, with no acknowledgement between them, end the sending
@@ -60,23 +58,11 @@ class Demo:
     seed: int = 7  # of the simulator: everything follows from it, except the order of requests
     members: int = 600
     surveys: int = 120
-    per_member: int = 4  # how many quotas a member gets at most
     faults: bool = False  # whether the service sometimes answers 503, or drops a connection after it has acted
     latency: Latency = field(factory=lambda: Latency(a=0.01, b=0.0003, workers=8))  # of a bulk invite
 
-    @property
-    def panel(self) -> Path:
-        """The panel's file."""
-        return self.folder / "panel.jsonl"
 
-    @property
-    def report(self) -> Path:
-        """The report's file."""
-        return self.folder / "report.html"
-
-
-@frozen
-class Ends:
+class Ends(NamedTuple):
     """How many ends of surveys the service knows of, and how many of these were acknowledged."""
 
     heard: int
@@ -147,19 +133,13 @@ class Findings:
         return times[max(0, ceil(len(times) * percent / 100) - 1)] if times else 0.0
 
 
-# --- The partner's side ---------------------------------------------------------------------------------------
+# --- The partner's side
 
 
 async def run_day(demo: Demo, watch: Callable[[Step], object] = lambda _: None) -> Findings:
-    """Run a demo from beginning to end, on asyncio.
+    """Run a demo from beginning to end, on asyncio. A service that cannot go on is a `DemoError`.
 
-    Args:
-        demo: The settings.
-        watch: Called with the inventory, the plan, the run after each outcome, and how many ends are heard.
-
-    Raises:
-        DemoError: The simulator's process failed.
-        SamplingError: A call failed, and the demo cannot go on without it.
+    `watch` is called with the inventory, the plan, the run after each outcome, and how many ends are heard.
     """
     outcomes: list[InviteOutcome] = []
     request_seconds: list[float] = []
@@ -171,8 +151,9 @@ async def run_day(demo: Demo, watch: Callable[[Step], object] = lambda _: None) 
     store = demo.folder / "notifications.db"
     inbox, ledger = Inbox(store, secrets=kept_secrets(store)), OutcomeLedger(store)
     async with inbox, _receiving(inbox) as base, _simulated_service(demo, inbox.urls(base)) as service:
-        base_url, panel_guid, api_key, members = await service.receive()
-        _write_panel(members, demo.panel)
+        base_url, panel_guid, api_key, members = await _next_message(service)
+        panel = demo.folder / "panel.jsonl"
+        _write_panel(members, panel)
         kinds = QuestionKinds.default().with_age(_AGE, AGE_BANDS)
         async with (
             SamplingClient(base_url, panel_guid=panel_guid, api_key=api_key, on_attempt=note_attempt) as client,
@@ -185,13 +166,8 @@ async def run_day(demo: Demo, watch: Callable[[Step], object] = lambda _: None) 
             watch(inventory)
             recontact_quota_id, recontact_pages = await _read_recontacts(client, live, inventory)
 
-            campaign = Campaign(
-                client,
-                demo.panel,
-                live,
-                ledger=demo.folder / "campaign.ledger",
-                allocate=_allocation(inventory, demo.per_member),
-            )
+            file, allocate = demo.folder / "campaign.ledger", _allocation(inventory)
+            campaign = Campaign(client, panel, live, ledger=file, allocate=allocate)
             watch(await campaign.plan())
 
             began = time.perf_counter()
@@ -199,13 +175,14 @@ async def run_day(demo: Demo, watch: Callable[[Step], object] = lambda _: None) 
                 async for outcome in run:
                     outcomes.append(outcome)
                     watch(run)
-                    if len(outcomes) % _BATCH == 0:
-                        await ledger.invited(outcomes[-_BATCH:])
-            await ledger.invited(outcomes[len(outcomes) // _BATCH * _BATCH :])
             seconds = time.perf_counter() - began
+            await ledger.invited(outcomes)
             summary = await campaign.write(demo.folder, title="A day with the simulator")
         # All that the service got a 200 for is in the inbox, so the inbox is read once, after the last one.
-        report = await service.report(outcomes, watch)
+        with suppress(OSError):  # the service has ended, as the next message will say
+            service.send(outcomes)
+        while not isinstance(report := await _next_message(service), ServiceReport):
+            watch(report)
     funnel = await ledger.funnel()
     return Findings(
         inventory=inventory,
@@ -243,26 +220,21 @@ async def _read_recontacts(client: SamplingClient, live: LiveIndex, inventory: Q
     quota_id, sizes = 0, list[int]()
     for survey in inventory.surveys:
         for quota in survey.quotas if survey.is_survey_recontact else ():
-            quota_id, codes, sizes = quota.quota_id, list[str](), []
-            async for page in client.recontact_pages(quota_id, max_results=_RECONTACT_PAGE):
-                codes += page.member_codes
-                sizes.append(len(page.member_codes))
-            live.index.recontact(quota_id, codes)
+            quota_id = quota.quota_id
+            pages = [page.member_codes async for page in client.recontact_pages(quota_id, max_results=25)]
+            sizes = [len(page) for page in pages]
+            live.index.recontact(quota_id, [code for page in pages for code in page])
     return quota_id, sizes
 
 
-def _allocation(inventory: Quotas, per_member: int) -> Allocate:
+def _allocation(inventory: Quotas) -> Allocate:
     # The simulator counts each invite as a complete. So a quota has room for as many invites as it needs
     # completes, and not for those that will not end in one.
-    survey_room = Counter[int]()
+    room, survey_room = dict[int, int](), Counter[int]()
     for survey in inventory.surveys:
         survey_room[survey.survey_id] += survey.estimated_completes_remaining
-    room = {
-        quota.quota_id: quota.estimated_completes_remaining
-        for survey in inventory.surveys
-        for quota in survey.quotas
-    }
-    return Allocate(per_member, room=room, survey_room=survey_room)
+        room |= {quota.quota_id: quota.estimated_completes_remaining for quota in survey.quotas}
+    return Allocate(PER_MEMBER, room=room, survey_room=survey_room)
 
 
 @asynccontextmanager
@@ -285,51 +257,14 @@ async def _receiving(inbox: Inbox) -> AsyncGenerator[str]:
 class _NotificationServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Do not handle signals: they end the whole demo."""
-        yield
+        yield  # signals end the whole demo
 
 
-# --- The service's side, in another process -------------------------------------------------------------------
-
-
-@frozen
-class _ServiceProcess:
-    _process: BaseProcess
-    _pipe: Connection
-
-    async def receive(self) -> Any:
-        """Wait for the next message of the process.
-
-        Raises:
-            DemoError: The process has failed or ended.
-        """
-        message = None
-        with suppress(EOFError, OSError):
-            while not self._pipe.poll():  # noqa: ASYNC110  it is another process that sends
-                await anyio.sleep(0.01)
-            message = self._pipe.recv()
-        if message is None:
-            self._process.join()
-            raise DemoError(f"the simulator's process ended with exit code {self._process.exitcode}")
-        if isinstance(message, DemoError):
-            raise message
-        return message
-
-    async def report(self, outcomes: list[InviteOutcome], watch: Callable[[Ends], object]) -> ServiceReport:
-        """Wait until the service has sent all notifications, however long that takes; return what it knows.
-
-        Raises:
-            DemoError: The process has failed or ended.
-        """
-        with suppress(OSError):  # the process has ended, as `receive` will say
-            self._pipe.send(outcomes)
-        while not isinstance(message := await self.receive(), ServiceReport):
-            watch(message)
-        return message
+# --- The service's side, in another process
 
 
 @asynccontextmanager
-async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGenerator[_ServiceProcess]:
+async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGenerator[Connection]:
     """Run the simulated service in a process while the block is open; it posts notifications to these URLs."""
     context = get_context("spawn")
     pipe, child_pipe = context.Pipe()
@@ -338,14 +273,28 @@ async def _simulated_service(demo: Demo, urls: Mapping[Kind, str]) -> AsyncGener
     process.start()
     child_pipe.close()  # only the process has it now, so its end ends the pipe, and the other way round
     try:
-        yield _ServiceProcess(process, pipe)
+        yield pipe
+    except EOFError:
+        process.join()
+        raise DemoError(f"the simulator's process ended with exit code {process.exitcode}") from None
     except BaseException:
         # It may be waiting until its notifications are acknowledged, and nobody receives them any more.
         process.kill()
         raise
     finally:
-        pipe.close()
         process.join()
+        pipe.close()
+
+
+async def _next_message(pipe: Connection) -> Any:
+    """Wait for the next message of the process. Its end is an EOFError, and a failure there a DemoError."""
+    try:
+        message = await anyio.to_thread.run_sync(pipe.recv, abandon_on_cancel=True)
+    except OSError:
+        raise EOFError from None
+    if isinstance(message, DemoError):
+        raise message
+    return message
 
 
 def _serve(pipe: Connection, demo: Demo, urls: Mapping[str, str]) -> None:

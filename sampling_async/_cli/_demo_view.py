@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from sampling_async import Quotas
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._demo import Demo, Ends, Findings
+from sampling_async._cli._campaign_view import pairs_json
+from sampling_async._cli._demo import PER_MEMBER, Demo, Ends, Findings
 from sampling_async._cli._tally import STATUSES
 from sampling_async.campaign import Plan
 
@@ -24,18 +25,9 @@ _PERCENTS = (50, 90, 99)
 
 
 class DemoScreen:
-    """Shows a demo while it runs.
-
-    Args:
-        demo: The settings of the demo.
-        silent: Whether to show only the bar, which is on stderr.
-
-    Attributes:
-        bar: The bar of the campaign, and of the ends that come in.
-    """
+    """Shows a demo while it runs; if it is silent, only the bar, which is on stderr."""
 
     def __init__(self, demo: Demo, *, silent: bool) -> None:
-        self._demo = demo
         self._console = Console(quiet=True) if silent else show.screen()
         self.bar = show.progress_bar(total_known=True)
         self._task = self.bar.add_task("Asking", total=None, visible=False)
@@ -50,28 +42,18 @@ class DemoScreen:
     def show(self, step: Step) -> None:
         """Show how far the demo is."""
         if isinstance(step, Quotas):
-            self._show_inventory(step)
+            found = f"{len(step.surveys):,} surveys, {_quotas_in(step):,} open quotas, watched; the first:"
+            self._console.print("\n", _pairs(Inventory=found), "\n", sep="")
+            self._console.print(show.quotas_table(step.surveys[:_SHOWN_SURVEYS], self._console.width), "")
         elif isinstance(step, Plan):
-            self._console.print(
-                _pairs(
-                    Panel=f"{step.members:,} members of {self._demo.panel.name}, {step.matched:,} of them "
-                    "match quotas",
-                    Plan=f"{step.pairs:,} pairs in {step.requests:,} requests, at most {self._demo.per_member} "
-                    "for each member",
-                )
-            )
+            found = f"{step.members:,} members of panel.jsonl, {step.matched:,} of them match quotas"
+            plan = f"{step.pairs:,} pairs in {step.requests:,} requests, at most {PER_MEMBER} for each member"
+            self._console.print(_pairs(Panel=found, Plan=plan))
         elif isinstance(step, Ends):
             self._move("Hearing", step.heard, step.known)
         elif not self.bar.disable:  # the counts of a run are added up each time
             pairs = step.pairs
             self._move("Asking", pairs.planned - pairs.pending, pairs.planned)
-
-    def _show_inventory(self, inventory: Quotas) -> None:
-        counts = (
-            f"{len(inventory.surveys):,} surveys, {_quotas_in(inventory):,} open quotas, watched; the first:"
-        )
-        self._console.print("\n", _pairs(Inventory=counts), "\n", sep="")
-        self._console.print(show.quotas_table(inventory.surveys[:_SHOWN_SURVEYS], self._console.width), "")
 
     def _move(self, what: str, done: int, total: int) -> None:
         self.bar.update(self._task, description=what, completed=done, total=total, visible=True)
@@ -106,13 +88,14 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
         name = show.plain(result or "no result code")
         table.add_row("" if code is None else str(code), name, f"{count:,}", _share(count / total))
     console.print(table, "", _comparison(findings))
-    console.print(Text.assemble(("Report     ", "bold"), (str(demo.report), "cyan")), soft_wrap=True)
+    console.print(
+        Text.assemble(("Report     ", "bold"), (str(demo.folder / "report.html"), "cyan")), soft_wrap=True
+    )
 
 
 def _pairs(**texts: str) -> Table:
     """Return a grid of names and texts, as wide as the terminal."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", min_width=9)
+    grid = Table.grid(Column(style="bold", min_width=9), padding=(0, 2))
     for name, text in texts.items():
         grid.add_row(name, show.plain(text))
     return grid
@@ -137,19 +120,15 @@ def _comparison(findings: Findings) -> Panel:
             ("  response lost, reported unknown", unread),
             ("Reported unknown, no invite made", lost),
         ]
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
+    table = Table.grid("", Column(justify="right"), padding=(0, 2))
     for name, count in rows:
         table.add_row(name, f"{count:,}")
     text, style = "They agree on every pair and every end.", "green"
     if findings.disagreement:
         text, style = f"They do NOT agree: {findings.disagreement}", "red"
     elif missing := findings.missing_ends:
-        text, style = (
-            f"They agree on every pair. Not all ends are heard yet: {missing:,} are missing.",
-            "yellow",
-        )
+        text = f"They agree on every pair. Not all ends are heard yet: {missing:,} are missing."
+        style = "yellow"
     group = Group(table, show.plain(text, f"bold {style}"))
     return Panel(group, title="Client and ledger", border_style=style, expand=False)
 
@@ -161,7 +140,7 @@ def _quotas_in(inventory: Quotas) -> int:
 def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
     """Return the figures of a demo as one JSON object."""
     summary, service, pages = findings.summary, findings.service, findings.recontact_pages
-    pairs, verdict, (completed, terminated) = summary.pairs, service.verdict, findings.received
+    verdict, (completed, terminated) = service.verdict, findings.received
     return {
         "SuccessRate": round(summary.success_rate, 4),
         "InvitesPerRequest": round(summary.invites_per_request, 3),
@@ -169,15 +148,7 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
         "Members": demo.members,
         "Surveys": len(findings.inventory.surveys),
         "Quotas": _quotas_in(findings.inventory),
-        "Pairs": {
-            "Planned": pairs.planned,
-            "Invited": pairs.invited,
-            "Rejected": pairs.rejected,
-            "NotSent": pairs.not_sent,
-            "Unknown": pairs.unknown,
-            "Skipped": pairs.skipped,
-            "Pending": pairs.pending,
-        },
+        "Pairs": pairs_json(summary.pairs),
         "Outcomes": {status: findings.statuses[status] for status in STATUSES},
         "ResultCodes": [
             {"ResultCode": code, "Result": result, "QuotaIDs": count}
@@ -186,11 +157,7 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
         "Seconds": round(findings.seconds, 3),
         "BulkRequests": len(findings.request_seconds),
         "BulkRequestSeconds": {f"P{each}": round(findings.percentile(each), 4) for each in _PERCENTS},
-        "Recontact": {
-            "QuotaID": findings.recontact_quota_id,
-            "Pages": len(pages),
-            "MemberCodes": sum(pages),
-        },
+        "Recontact": {"QuotaID": findings.recontact_quota_id, "Pages": len(pages), "MemberCodes": sum(pages)},
         "Notifications": {"Completions": completed, "Terminates": terminated, "Revenue": findings.revenue},
         "Ledger": {
             "Invites": service.invites,
@@ -203,5 +170,5 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
             "Unexplained": len(verdict.unexplained),
         },
         "Agrees": findings.agrees,
-        "Report": str(demo.report),
+        "Report": str(demo.folder / "report.html"),
     }

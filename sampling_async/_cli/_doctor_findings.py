@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import floor
 from statistics import median
@@ -19,10 +20,7 @@ from attrs import field, frozen
 from sampling_async import DecodeError, ResultCode
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from sampling_async import PartnerSettings
-    from sampling_async._cli._connection import CertificateDates
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail", "skipped"]
 
@@ -37,18 +35,22 @@ _GUID: Final = re.compile(
     rf"[0-9a-f]{{8}}{_BETWEEN}(?:[0-9a-f]{{4}}{_BETWEEN}){{3}}[0-9a-f]{{12}}", re.IGNORECASE
 )
 _CONTRACT_PATH: Final = re.compile("IPExternalSamplingService|IntegratedPanelService", re.IGNORECASE)
+_PRIVATE_FROM: Final = re.compile(f"{_CONTRACT_PATH.pattern}|{_GUID.pattern}", re.IGNORECASE)
 _VARYING: Final = re.compile(rb"[0-9a-f-]{8,}|\d+", re.IGNORECASE)
 _PAGE_OF_NGINX: Final = re.compile(rb"<center>(?:nginx|openresty|tengine)", re.IGNORECASE)
-_NOTIFICATION: Final = "Notification URL"
+# The two times of a certificate in DER: a sequence of 30 to 34 bytes, with years of two or of four digits.
+_TIMES: Final = re.compile(rb"\x30[\x1e\x20\x22]" + rb"(?:\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z)" * 2)
 _NGINX: Final = "underscores_in_headers on"
 _DROPPERS: Final = {
-    **dict.fromkeys(("nginx", "openresty", "tengine"), _NGINX),
+    "nginx": _NGINX,
+    "openresty": _NGINX,
+    "tengine": _NGINX,
     "gunicorn": "header_map = dangerous",
 }
 """Servers that drop header names with underscores, with the setting that makes them keep these."""
 
 LATE: Final = "no complete response"
-# What to do, by words in the text of a failed request, and in the body of a 400 without a result code.
+# What to do, by words in the text of a failure, and in the body of a 400 without a result code.
 _BY_PROBLEM: Final = {
     LATE: "The connection works. Allow more time with --timeout, or ask the operator why it is slow.",
     os.strerror(
@@ -58,10 +60,25 @@ _BY_PROBLEM: Final = {
     "proxy": "Check SAMPLING_PROXY, --proxy or the profile's proxy.",
     "": "Run this again. A service that closes new connections may ask for SAMPLING_CLIENT_CERT.",
 }
+_BY_TLS_PROBLEM: Final = {
+    "has expired": "It is for the operator to renew it, if the date of this machine is right.",
+    "not yet valid": "Check the clock of this machine.",
+    "mismatch": "Give the host for which the certificate was issued; the operator knows it.",
+    "was refused": "For a private authority, give its certificate in SAMPLING_CA_FILE or --ca-file.",
+    "": "Check the port, and that the host speaks https there.",
+}
+_BY_PROXY_PROBLEM: Final = {
+    **dict.fromkeys(
+        ("answered 502", "answered 503", "answered 504"),
+        "The proxy does not reach {host}. Is that right? If so, ask whoever runs the proxy.",
+    ),
+    "answered 403": "Ask whoever runs the proxy to let you through to {host}.",
+    "": "Check SAMPLING_PROXY, --proxy or the profile's proxy. Without a proxy, unset it.",
+}
 _BY_BODY: Final = {
-    b"SSL certificate": "It wants a client certificate: give it in SAMPLING_CLIENT_CERT or --client-cert.",
-    b"HTTPS port": "This port speaks https: write https:// in the address.",
-    b"": "The service gives a result code with each 400; something on the way refuses this. Ask the operator.",
+    "SSL certificate": "It wants a client certificate: give it in SAMPLING_CLIENT_CERT or --client-cert.",
+    "HTTPS port": "This port speaks https: write https:// in the address.",
+    "": "The service gives a result code with each 400; something on the way refuses this. Ask the operator.",
 }
 _BY_STATUS: Final = {
     404: "Check the path of the address: the client adds /IntegratedPanelService and the like to it.",
@@ -75,13 +92,6 @@ def without_guids(text: str) -> str:
     return _GUID.sub(_HIDDEN, text)
 
 
-def _figures(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: [without_guids(each) for each in value] if isinstance(value, list) else value
-        for name, value in figures.items()
-    }
-
-
 @frozen
 class Finding:
     """The result of one check. Its texts hold no Guid, so neither the key nor the panel, and no member code."""
@@ -90,8 +100,7 @@ class Finding:
     verdict: Verdict  # "fail": it must be mended; "warn": it works, or it is not certain
     found: str = field(converter=without_guids)
     remedy: str = field(default="", converter=without_guids)
-    # For --json, in the spelling of its keys.
-    figures: Mapping[str, Any] = field(factory=dict[str, Any], converter=_figures)
+    figures: Mapping[str, Any] = field(factory=dict[str, Any])  # for --json, in the spelling of its keys
     is_blocked: bool = False  # whether it was skipped because an earlier check has failed
 
 
@@ -100,7 +109,7 @@ class ProbeResponse:
     """A response, or the reason why there is none."""
 
     status: int = 0  # 0 without a response
-    headers: Mapping[str, str] = field(factory=dict[str, str])  # by names in small letters
+    headers: Mapping[str, str] = field(factory=dict[str, str])
     body: bytes = field(default=b"", repr=False)
     problem: str = ""  # why there is no response
     began: float = 0.0  # the wall clock before the request, in seconds since 1970
@@ -114,25 +123,24 @@ class ProbeResponse:
 
     @property
     def result_code(self) -> Any:
-        """The ResultCode in the body, or None."""
         try:
             return json.loads(self.body).get("ResultCode")
         except (ValueError, AttributeError, RecursionError):
             return None
 
 
+def _remedy(remedies: Mapping[str, str], text: str) -> str:
+    return next(remedy for words, remedy in remedies.items() if words in text)
+
+
 # --- The way to the service
 
 
 def address(base_url: str, *, is_http: bool, is_loopback: bool) -> Finding:
-    """Judge an address that the client accepts."""
     shown, plain = base_url, unquote(base_url)
     # Who copies a whole URL of the interface has the PanelGUID and a member code in it.
-    ends = [found for found in (_CONTRACT_PATH.search(plain), _GUID.search(plain)) if found]
-    if ends:
-        end = min(ends, key=lambda found: found.start())
-        name = _HIDDEN if _GUID.fullmatch(end[0]) else end[0]
-        shown = f"{plain[: end.start()]}{name}{'/...' if plain[end.end() :] else ''}"
+    if end := _PRIVATE_FROM.search(plain):
+        shown = f"{plain[: end.end()]}{'/...' if plain[end.end() :] else ''}"
     if doubled := _CONTRACT_PATH.search(plain):
         found = f"{shown} has /{doubled[0]} in it, which the client adds itself"
         return Finding("Address", "fail", found, f"Give the address without the part from /{doubled[0]} on.")
@@ -146,45 +154,44 @@ def proxy(
     where: str, problem: str = "", *, host: str = "", seconds: float = 0.0, is_tunnel: bool = True
 ) -> Finding:
     """Judge a proxy; `problem` says why there is no tunnel through it to the host."""
-    if not problem:
-        what = "opens a tunnel (CONNECT)" if is_tunnel else "takes connections"
-        found = f"{where} {what}, in {_milliseconds(seconds)}"
-        return Finding("Proxy", "ok", found, figures={"Seconds": round(seconds, 4)})
-    remedy = "Check SAMPLING_PROXY, --proxy or the profile's proxy. Without a proxy, unset it."
-    if re.search(r"answered 50[234]", problem):
-        remedy = f"The proxy does not reach {host}. Is that right? If so, ask whoever runs the proxy."
-    elif "answered 403" in problem:
-        remedy = f"Ask whoever runs the proxy to let you through to {host}."
-    return Finding("Proxy", "fail", f"{where}: {problem}", remedy)
+    if problem:
+        remedy = _remedy(_BY_PROXY_PROBLEM, problem).format(host=host)
+        return Finding("Proxy", "fail", f"{where}: {problem}", remedy)
+    what = "opens a tunnel (CONNECT)" if is_tunnel else "takes connections"
+    figures = {"Seconds": round(seconds, 4)}
+    return Finding("Proxy", "ok", f"{where} {what}, in {_milliseconds(seconds)}", figures=figures)
 
 
 def no_tls(problem: str) -> Finding:
-    """Return the finding about a handshake that failed, or a certificate that OpenSSL refuses."""
-    remedy = "Check the port, and that the host speaks https there."
-    if "has expired" in problem:
-        remedy = "It is for the operator to renew it, if the date of this machine is right."
-    elif "not yet valid" in problem:
-        remedy = "Check the clock of this machine."
-    elif "mismatch" in problem:
-        remedy = "Give the host for which the certificate was issued; the operator knows it."
-    elif "certificate was refused" in problem:
-        remedy = "For a private authority, give its certificate in SAMPLING_CA_FILE or --ca-file."
-    return Finding("TLS", "fail", problem, remedy)
+    return Finding("TLS", "fail", problem, _remedy(_BY_TLS_PROBLEM, problem))
 
 
-def certificate(
-    check: str, validity: CertificateDates | None, now: datetime, *, whose: str = "the operator"
-) -> Finding:
-    """Judge the dates of a certificate, if they could be read; `whose` says who must renew it."""
+def validity_of(der: bytes) -> tuple[datetime, datetime] | None:
+    """Return from when to when a certificate is valid; None if the bytes do not say it."""
+    if (found := _TIMES.search(der)) is None:
+        return None
+    times = [each.decode() for each in found.groups() if each]
+    # A year of two digits: 50 to 99 are of the last century.
+    whole = [time if len(time) > 12 else ("19" if time >= "50" else "20") + time for time in times]  # noqa: PLR2004
+    with suppress(ValueError):
+        begins, ends = (datetime.strptime(time, "%Y%m%d%H%M%S").replace(tzinfo=UTC) for time in whole)
+        return begins, ends
+    return None
+
+
+def certificate(check: str, der: bytes | None, now: datetime, *, whose: str = "the operator") -> Finding:
+    """Judge the dates of a certificate, if they can be read; `whose` says who must renew it."""
+    validity = validity_of(der or b"")
     if validity is None:
         return Finding(check, "ok", "it can be used; its dates could not be read")
-    left, until = (validity.ends - now).total_seconds(), f"{validity.ends:%Y-%m-%d}"
-    figures = {"ValidUntil": validity.ends.isoformat(), "Days": floor(left / _DAY)}
+    begins, ends = validity
+    left, until = (ends - now).total_seconds(), f"{ends:%Y-%m-%d}"
+    figures = {"ValidUntil": ends.isoformat(), "Days": floor(left / _DAY)}
     if left < 0:
         found = f"the certificate expired {_span(-left)} ago, on {until}"
         return Finding(check, "fail", found, f"It is for {whose} to renew it.", figures)
-    if validity.begins > now:
-        found = f"the certificate is valid from {validity.begins:%Y-%m-%d} only"
+    if begins > now:
+        found = f"the certificate is valid from {begins:%Y-%m-%d} only"
         return Finding(check, "fail", found, f"This machine's date is {now:%Y-%m-%d}.", figures)
     whole = left - left % _DAY if left >= 2 * _DAY else left  # as `Days`
     found = f"the certificate is valid for {_span(whole)}, until {until}"
@@ -218,7 +225,6 @@ def clock(date: str | None, age: str | None, before: float, after: float) -> Fin
 
 
 def latency(responses: Sequence[ProbeResponse]) -> Finding:
-    """Judge a few requests, one after the other."""
     seconds = [each.seconds for each in responses if each.status == _OK]
     refusals = {str(each.status or "no response") for each in responses if each.status != _OK}
     if not seconds:
@@ -236,12 +242,10 @@ def latency(responses: Sequence[ProbeResponse]) -> Finding:
 
 
 def service(response: ProbeResponse) -> Finding:
-    """Judge whether a service answers at all."""
     who = f" ({response.server})" if response.server else ""
     figures = {"Status": response.status or None, "Server": response.server or None}
     if response.problem:
-        remedy = next(remedy for words, remedy in _BY_PROBLEM.items() if words in response.problem)
-        return Finding("Service", "fail", response.problem, remedy, figures)
+        return Finding("Service", "fail", response.problem, _remedy(_BY_PROBLEM, response.problem), figures)
     found, remedy = f"it answers {response.status}{who}", _remedy_of_another(response)
     return Finding("Service", "fail" if remedy else "ok", found, remedy, figures)
 
@@ -256,7 +260,7 @@ def _remedy_of_another(response: ProbeResponse) -> str:
     if response.status >= _SERVER_ERROR:
         return "The service or a proxy in front of it has a failure. Try again later, or ask the operator."
     if response.status == _BAD_REQUEST and response.result_code is None:
-        return next(remedy for words, remedy in _BY_BODY.items() if words in response.body)
+        return _remedy(_BY_BODY, response.body.decode(errors="replace"))
     return _BY_STATUS.get(response.status, "")
 
 
@@ -279,19 +283,14 @@ def refused(
     """Judge a refusal: is the key wrong, or was its header dropped on the way?
 
     If any key gets another response than no key does, the header arrives. If all responses are the same, nobody
-    outside can say for certain: a service may answer a wrong key and a missing one alike.
-
-    Args:
-        own: The response to the key.
-        without: Two responses to requests without a key. If they differ, bodies prove nothing.
-        wrong: The responses to keys that are wrong for certain.
+    outside can say for certain: a service may answer a wrong key and a missing one alike. `without` are two
+    responses to requests without a key: if these differ, bodies prove nothing.
     """
     remedy = "Compare it with what the operator gave you, and that it is for this panel and address."
     key = Finding("Key", "fail", f"it is refused ({own.status})", remedy)
     if any(each.problem for each in (*without, *wrong)):
         found = "not certain: not all requests to compare with were answered"
         return [Finding("Key header", "warn", found, "Run this again."), key]
-    # The same question twice shows what varies by itself, such as a greeting.
     is_stable = _compared(without[0], with_body=True) == _compared(without[1], with_body=True)
     responses = {_compared(each, with_body=is_stable) for each in (without[0], own, *wrong)}
     if len(responses) > 1:
@@ -308,16 +307,15 @@ def _uncertain_header(own: ProbeResponse) -> Finding:
         return Finding("Key header", "warn", found, remedy)
     # The Server header is the last hop's. One further back may drop the header too, so this is a hint only.
     dropper = next((name for name in _DROPPERS if name in own.server.lower()), None)
-    figures = {"ProbablyDropped": dropper is not None}
-    if dropper is not None:
-        found = f"probably dropped: {same}, and {dropper} answers, which drops API_AUTH_KEY by default"
-        remedy = f"Ask whoever runs {dropper} for `{_DROPPERS[dropper]}`. If that is set, the key is wrong."
-        return Finding("Key header", "warn", found, remedy, figures)
+    found = f"not certain: {same}"
     remedy = (
         "If the key is right, ask the operator, or whoever runs your proxy, whether something on the way drops "
         "names with underscores."
     )
-    return Finding("Key header", "warn", f"not certain: {same}", remedy, figures)
+    if dropper is not None:
+        found = f"probably dropped: {same}, and {dropper} answers, which drops API_AUTH_KEY by default"
+        remedy = f"Ask whoever runs {dropper} for `{_DROPPERS[dropper]}`. If that is set, the key is wrong."
+    return Finding("Key header", "warn", found, remedy, {"ProbablyDropped": dropper is not None})
 
 
 def _compared(response: ProbeResponse, *, with_body: bool) -> tuple[object, ...]:
@@ -328,7 +326,6 @@ def _compared(response: ProbeResponse, *, with_body: bool) -> tuple[object, ...]
 
 
 def unknown_panel(response: ProbeResponse) -> Finding:
-    """Judge a response without settings, by its result code."""
     if response.status == _BAD_REQUEST and response.result_code == ResultCode.PANEL_DOES_NOT_EXIST:
         remedy = "Compare the PanelGUID with what the operator gave you, and that it is for this address."
         return Finding("Panel", "fail", "the service does not know it (3 PANEL_DOES_NOT_EXIST)", remedy)
@@ -341,7 +338,6 @@ def unknown_panel(response: ProbeResponse) -> Finding:
 
 
 def panel(panel_guid: str, settings: PartnerSettings) -> Finding:
-    """Judge the panel by the settings that came for it."""
     remedy = "Compare the PanelGUID with what the operator gave you"
     if not len(settings):
         found = "the service sent no settings at all, so it may not know the panel"
@@ -354,50 +350,44 @@ def panel(panel_guid: str, settings: PartnerSettings) -> Finding:
 
 
 def end_pages(settings: PartnerSettings) -> Finding:
-    """Judge the pages where members go at the end of a survey."""
-    pages = {each.name: each.value or "" for each in settings if _is_url(each.name, of_notifications=False)}
+    pages = _urls(settings, of_notifications=False)
     nameless = [name for name, url in pages.items() if url and "[pid]" not in url]
-    bare = _not_https(pages)
-    figures = {
-        "NotSet": [name for name, url in pages.items() if not url],
-        "WithoutPid": nameless,
-        "NotHttps": bare,
-    }
+    bare, unset = _not_https(pages), [name for name, url in pages.items() if not url]
+    figures = {"NotSet": unset, "WithoutPid": nameless, "NotHttps": bare}
     if problems := _listed({"without [pid]": nameless, "not https": bare}):
         remedy = "Without [pid], your page cannot know which member came. " if nameless else ""
         return Finding("End pages", "warn", problems, f"{remedy}Ask the operator to change them.", figures)
-    count = sum(map(bool, pages.values()))
+    count = len(pages) - len(unset)
     found = f"{count} of {len(pages)} are set, with [pid]" if count else "none is set"
     return Finding("End pages", "ok", found, "", figures)
 
 
 def notifications(settings: PartnerSettings, expected: Mapping[str, str] | None) -> Finding:
     """Judge where the service sends notifications; `expected` has the user's URLs by setting, if known."""
-    urls = {each.name: each.value or "" for each in settings if _is_url(each.name, of_notifications=True)}
+    urls = _urls(settings, of_notifications=True)
     bare = _not_https(urls)
     differing = [name for name, url in (expected or {}).items() if urls.get(name) != url]
-    quota = f"Quota {_NOTIFICATION}"
-    unset: list[str] = []
+    quota = "Quota Notification URL"
+    problems = {"not https": bare, "not the URL of your store": differing}
     with suppress(DecodeError):  # whether they are enabled is in words that are not known
-        unset = [quota] if settings.quota_notifications_enabled and not urls.get(quota) else []
-    problems = _listed(
-        {
-            "not https": bare,
-            "not the URL of your store": differing,
-            "quota notifications are enabled, but not set": unset,
-        }
-    )
+        if settings.quota_notifications_enabled and not urls.get(quota):
+            problems["quota notifications are enabled, but not set"] = [quota]
     count = sum(map(bool, urls.values()))
     figures = {"NotHttps": bare, "NotOurs": differing, "Set": count}
-    if problems:
+    if found := _listed(problems):
         remedy = "`sampling-async notifications settings` shows the URLs to enter at the operator."
-        return Finding("Notifications", "fail" if differing else "warn", problems, remedy, figures)
+        return Finding("Notifications", "fail" if differing else "warn", found, remedy, figures)
     compared = "" if expected is None else ", all to your store"
     return Finding("Notifications", "ok", f"{count} of {len(urls)} URLs are set{compared}", "", figures)
 
 
-def _is_url(name: str, *, of_notifications: bool) -> bool:
-    return name.endswith("URL") and name.endswith(_NOTIFICATION) is of_notifications
+def _urls(settings: PartnerSettings, *, of_notifications: bool) -> dict[str, str]:
+    """Return the URLs by setting. A service may echo the key or the panel in a name."""
+    return {
+        without_guids(each.name): each.value or ""
+        for each in settings
+        if each.name.endswith("URL") and each.name.endswith("Notification URL") is of_notifications
+    }
 
 
 def _not_https(urls: Mapping[str, str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inspect import cleandoc
 from shutil import get_terminal_size
+from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -84,10 +85,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async doctor --profile us --quiet",
         "sampling-async doctor --json \\\n  | jq '.Checks[] | select(.Verdict==\"fail\")'",
     ),
-    "top": (
-        "sampling-async top night.sock",
-        "sampling-async top night.sock --once --json | jq .limit",
-    ),
+    "top": ("sampling-async top night.sock", "sampling-async top night.sock --once --json | jq .limit"),
     "notifications serve": (
         "sampling-async notifications serve \\\n  --store notifications.db",
         (
@@ -125,10 +123,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async outcomes --store notifications.db \\\n  --overdue 24",
         "sampling-async outcomes --store notifications.db \\\n  --output outcomes.parquet",
     ),
-    "profile list": (
-        "sampling-async profile list",
-        "sampling-async profile list | jq -r .Profile",
-    ),
+    "profile list": ("sampling-async profile list", "sampling-async profile list | jq -r .Profile"),
     "profile show": ("sampling-async profile show us",),
     "profile set-key": (
         "sampling-async profile set-key us",
@@ -163,7 +158,10 @@ class Command(TyperCommand):
         formatter.write("" if self.rich_markup_mode else "\n")
         # The path without the program: "notifications serve".
         name = " ".join(ctx.command_path.split()[1:])
-        formatter.write("\n".join(_lines(EXAMPLES[name])))
+        examples = EXAMPLES[name]
+        formatter.write(typer.style(" Example:" if len(examples) == 1 else " Examples:", bold=True) + "\n")
+        for example in examples:
+            formatter.write("\n" + indent(example, "   ") + "\n")
 
 
 _OF_COMPLETION: Final = frozenset({"install_completion", "show_completion"})
@@ -194,10 +192,3 @@ def _without_type(option: Any) -> Any:
     if option is not None:
         option.metavar = ""
     return option
-
-
-def _lines(examples: tuple[str, ...]) -> list[str]:
-    lines = [typer.style(" Example:" if len(examples) == 1 else " Examples:", bold=True)]
-    for example in examples:
-        lines += ["", *(f"   {line}" for line in example.splitlines())]
-    return [*lines, ""]

@@ -6,111 +6,58 @@ import json
 import os
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._cli._options import given
 from sampling_async.matching import MatchPolicy, QuestionKinds
 
 if TYPE_CHECKING:
     from sampling_async.matching import Output
 
+# The ending of a file of age bands beside a panel: `panel.bands.json` beside `panel.parquet`.
 BANDS_SUFFIX: Final = ".bands.json"
-"""The ending of a file of age bands beside a panel: `panel.bands.json` beside `panel.parquet`."""
 
 
 @frozen(kw_only=True)
 class MatchOptions:
-    """The options of `match`."""
-
-    inventory: Annotated[
-        Path | None,
-        typer.Option(
-            help="A file with an inventory, as `quotas` writes it; - for stdin. Default: ask the service.",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None
-    top: Annotated[
-        int | None,
-        typer.Option(help="Show the best N quotas of each member.", min=1, metavar="N", show_default=False),
-    ] = None
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            help="Like --top, but as requests for `fan-out`, without members that match no quota.",
-            min=1,
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None
-    allocate: Annotated[
-        int | None,
-        typer.Option(
-            help=(
-                "Like --requests, at most N quotas of each member, but no quota gets more members than it can "
-                "use. The panel is read twice."
-            ),
-            min=1,
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None
-    sample: Annotated[
-        int | None,
-        typer.Option(help="Draw N members of each quota at random.", min=1, metavar="N", show_default=False),
-    ] = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write to this file: .parquet, .csv or .jsonl. Default: stdout.",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="The column of the panel that holds a question; can be given several times.",
-            metavar="QUESTION=NAME",
-            show_default=False,
-        ),
-    ] = None
-    bands: Annotated[
-        Path | None,
-        typer.Option(
-            help=(
-                "A JSON file of age bands: answer ID to first and last year. Default: the file "
-                "PANEL.bands.json beside the panel, if it exists."
-            ),
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None
-    at_least_one: Annotated[
-        bool,
-        typer.Option("--at-least-one", help="A member may fit several sub-quotas of a layer.", metavar=""),
-    ] = False
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help=("The number of processes. Default: all cores."), min=1, metavar="N", show_default=False
-        ),
-    ] = None
-    as_json: Annotated[
-        bool, typer.Option("--json", help=("Print JSON lines, on a terminal too."), metavar="")
-    ] = False
+    inventory: Path | None = given(
+        "FILE", "A file with an inventory, as `quotas` writes it; - for stdin. Default: ask the service."
+    )
+    top: int | None = given("N", "Show the best N quotas of each member.", min=1)
+    requests: int | None = given(
+        "N", "Like --top, but as requests for `fan-out`, without members that match no quota.", min=1
+    )
+    allocate: int | None = given(
+        "N",
+        "Like --requests, at most N quotas of each member, but no quota gets more members than it can "
+        "use. The panel is read twice.",
+        min=1,
+    )
+    sample: int | None = given("N", "Draw N members of each quota at random.", min=1)
+    output: Path | None = given("FILE", "Write to this file: .parquet, .csv or .jsonl. Default: stdout.")
+    column: list[str] | None = given(
+        "QUESTION=NAME", "The column of the panel that holds a question; can be given several times."
+    )
+    bands: Path | None = given(
+        "FILE",
+        "A JSON file of age bands: answer ID to first and last year. Default: the file "
+        "PANEL.bands.json beside the panel, if it exists.",
+    )
+    at_least_one: bool = given(
+        "", "A member may fit several sub-quotas of a layer.", "--at-least-one", default=False
+    )
+    workers: int | None = given("N", "The number of processes. Default: all cores.", min=1)
+    as_json: bool = given("", "Print JSON lines, on a terminal too.", "--json", default=False)
 
     @property
     def policy(self) -> MatchPolicy:
-        """The rules of matching."""
         return MatchPolicy(subquota_rule="at_least_one" if self.at_least_one else "exactly_one")
 
     @property
     def processes(self) -> int:
-        """The number of processes that match."""
         if self.workers is not None:
             return self.workers
         # Only the cores that this process may use; a container often has fewer than the machine.
@@ -120,15 +67,9 @@ class MatchOptions:
 
     @property
     def as_requests(self) -> bool:
-        """Whether the results are requests for `fan-out`."""
         return self.requests is not None or self.allocate is not None
 
     def wanted(self) -> Output:
-        """Return the kind of output.
-
-        Raises:
-            InvalidRequestError: The options name several kinds at once.
-        """
         from sampling_async.matching import (  # noqa: PLC0415  numpy, pyarrow: an extra
             Allocate,
             Counts,
@@ -146,14 +87,7 @@ class MatchOptions:
         return Counts() if self.sample is None else Sample(self.sample)
 
     def renamed(self, others: frozenset[str]) -> dict[str, str]:
-        """Return the question or other column that each named column of the panel stands for.
-
-        Args:
-            others: The columns that are not questions.
-
-        Raises:
-            InvalidRequestError: A `--column` is not QUESTION=NAME, or two name the same column or question.
-        """
+        """Return the question or other column that each named column of the panel stands for."""
         renamed: dict[str, str] = {}
         for each in self.column or []:
             question, equals, name = (part.strip() for part in each.partition("="))
@@ -169,14 +103,7 @@ class MatchOptions:
         return renamed
 
     def kinds(self, panel: Path | None) -> QuestionKinds:
-        """Return how questions are matched, with the age bands that were given or lie beside the panel.
-
-        Args:
-            panel: The panel's file, or None for a query.
-
-        Raises:
-            InvalidRequestError: The bands cannot be read.
-        """
+        """Return how questions are matched, with the age bands that were given or lie beside the panel."""
         kinds, file = QuestionKinds.default(), self.bands
         if file is None and panel is not None and bands_file(panel).is_file():
             file = bands_file(panel)
@@ -191,7 +118,6 @@ class MatchOptions:
 
 
 def bands_file(panel: Path) -> Path:
-    """Return the file of age bands that belongs to a panel."""
     return panel.with_name(panel.stem + BANDS_SUFFIX) if panel.name else Path(BANDS_SUFFIX)
 
 

@@ -9,17 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import define
+
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._panel_files import read_inventory
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator
 
     from rich.table import Table
 
@@ -34,7 +35,6 @@ _UNKNOWN_BAND: Final = "is in no known band"
 
 
 def show_counts(batches: Iterator[Any], followed: Followed) -> None:
-    """Show how many members each quota has."""
     rows = [row for batch in batches for row in batch.to_pylist()]
     numbers = ("Quota", "Survey", "Needed", "Certain", "Possible", "Shortfall")
     table = show.new_table(*numbers, right=numbers)
@@ -54,7 +54,6 @@ def show_counts(batches: Iterator[Any], followed: Followed) -> None:
 
 
 def show_best(batches: Iterator[Any], followed: Followed, *, as_requests: bool) -> None:
-    """Show the best quotas of the first members, and how many members match any."""
     table = show.new_table("Member", "Quotas", "Certain", "The best", right=("Quotas", "Certain"))
     count = certain = possible = 0
     for batch in batches:
@@ -81,7 +80,6 @@ def show_best(batches: Iterator[Any], followed: Followed, *, as_requests: bool) 
 
 
 def show_sample(batches: Iterator[Any], followed: Followed) -> None:
-    """Show the first members that were drawn, and how many quotas have any."""
     table = show.new_table("Quota", "Member", "Match", right=("Quota",))
     count, quotas = 0, set[int]()
     for batch in batches:
@@ -108,39 +106,12 @@ def _show(table: Table, rows: int, followed: Followed, summary: str) -> None:
     screen.print(f"\n{summary}")
 
 
-def report_oddities(index: QuotaIndex) -> None:
-    """Report oddities of the inventory on stderr."""
-    if index.diagnostics:
-        first = index.diagnostics[0]
-        hint = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
-        _warn(
-            f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
-            f"quota {first.quota_id}, {first.message}{hint}",
-        )
-
-
-def report_missing(first: Sequence[str], missing: int, questions: int) -> None:
-    """Report on stderr the questions for which the panel has no column."""
-    shown = ", ".join(first) + (", ..." if missing > len(first) else "")
-    _warn(
-        f"the panel has no column for {missing:,} of {questions:,} questions, so they count as not answered: "
-        f"{shown}",
-    )
-
-
-def report_written(members: int, output: Path) -> None:
-    """Report on stderr where the results are."""
-    show.note(f"{members:,} members matched: {output}")
-
-
 def _warn(text: str) -> None:
     show.errors().print(show.plain(text, "yellow"), soft_wrap=True)
 
 
 _FEW: Final = 5
-_OTHERS: Final = OTHERS | {INVITES_LEFT}
-"""The columns that are not questions."""
-
+_OTHERS: Final = OTHERS | {INVITES_LEFT}  # the columns that are not questions
 _GUESSES: Final = (
     ("1001538", frozenset({"age", "alter", "years"})),
     ("1001007", frozenset({"gender", "sex"})),
@@ -150,38 +121,37 @@ _GUESSES: Final = (
 """Common names of columns, for advice in error messages. They are never used for matching."""
 
 
+@define
 class MatchRun:
-    """Matches a panel, and shows or writes the results.
+    """Matches a panel, and shows or writes the results."""
 
-    Args:
-        service: How to call the service, if the inventory comes from there.
-        panel: A file, or a query.
-        options: The options of the command.
-    """
-
-    def __init__(self, service: ServiceOptions, panel: str, options: MatchOptions) -> None:
-        self._service = service
-        self._panel = panel
-        self._options = options
+    _service: ServiceOptions
+    _panel: str  # a file, or a query
+    _options: MatchOptions
 
     def run(self) -> None:
-        """Read the inventory and the panel, match them, and show or write the results.
-
-        Raises:
-            InvalidRequestError: An option cannot be used, or the panel holds unusable data.
-        """
         options = self._options
         # All options are checked before the first request and before any reading, which may take long.
         wanted, renamed = options.wanted(), options.renamed(_OTHERS)
         kinds = options.kinds(None if files.is_query(self._panel) else Path(self._panel))
         if options.output is not None:
             written.check_output(options.output, self._panel, options.inventory)
-        index = QuotaIndex(self._inventory(), kinds=kinds, policy=options.policy)
+        if options.inventory is None:
+            inventory: Quotas | tuple[Survey, ...] = self._service.call(lambda client: client.get_quotas())
+        else:
+            inventory = written.read_inventory(options.inventory)
+        index = QuotaIndex(inventory, kinds=kinds, policy=options.policy)
         matcher = PanelMatcher(index, wanted)
         names = _OTHERS | {str(question_id) for question_id in matcher.questions}
         opened = partial(files.opened, self._panel, names, renamed, matcher.text_columns)
         source = opened()
-        report_oddities(index)
+        if index.diagnostics:
+            first = index.diagnostics[0]
+            hint = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
+            _warn(
+                f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
+                f"quota {first.quota_id}, {first.message}{hint}"
+            )
         self._check_columns(matcher, source)
         if options.as_requests:
             # Before the first line: what is in a pipe is being sent already.
@@ -199,12 +169,7 @@ class MatchRun:
         with followed.progress, self._file_named():
             self._output(results, matcher, followed)
         if options.output is not None:
-            report_written(followed.members, options.output)
-
-    def _inventory(self) -> Quotas | tuple[Survey, ...]:
-        if self._options.inventory is None:
-            return self._service.call(lambda client: client.get_quotas())
-        return read_inventory(self._options.inventory)
+            show.note(f"{followed.members:,} members matched: {options.output}")
 
     def _output(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
         options = self._options
@@ -236,7 +201,11 @@ class MatchRun:
                 f"has {files.named(columns)}. Give {_advice(columns, ()) or f'--column {MEMBER_CODE}=NAME'}"
             )
         if missing:
-            report_missing(missing[:_FEW], len(missing), len(questions))
+            shown = ", ".join(missing[:_FEW]) + (", ..." if len(missing) > _FEW else "")
+            _warn(
+                f"the panel has no column for {len(missing):,} of {len(questions):,} questions, so they count "
+                f"as not answered: {shown}"
+            )
 
     @contextmanager
     def _file_named(self) -> Generator[None]:
@@ -268,11 +237,7 @@ def _advice(columns: tuple[str, ...], questions: tuple[int, ...]) -> str:
 
 
 def must_be_distinct(batches: Iterable[Any]) -> None:
-    """Refuse a panel in which two rows have the same member code: both would get requests.
-
-    Raises:
-        InvalidRequestError: The text names the row only.
-    """
+    """Refuse a panel in which two rows have the same member code: both would get requests."""
     codes = pa.chunked_array([batch.column(MEMBER_CODE).cast(pa.string()) for batch in batches], pa.string())
     codes_given = codes.drop_null()
     if len(codes_given.unique()) == len(codes_given):
@@ -288,12 +253,7 @@ def must_be_distinct(batches: Iterable[Any]) -> None:
 
 
 class Followed:
-    """A panel while it is read: counts members, and moves the bar.
-
-    Attributes:
-        members: How many members have been read.
-        progress: The bar.
-    """
+    """A panel while it is read: counts members, and moves the bar."""
 
     def __init__(self, source: PanelFile) -> None:
         self._batches = source.batches

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -19,7 +20,7 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import quietable, takes
+from sampling_async._cli._options import argument, flag, given, option, quietable, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async.notifications import (
     Completion,
@@ -39,11 +40,11 @@ from sampling_async.simulator._transport import listening
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator, Mapping
 
-    from sampling_async import PartnerSettings, SamplingClient
+    from sampling_async import PartnerSettings
     from sampling_async.notifications import Fact
 
 SHARED_SECRETS: Final = "SAMPLING_SHARED_SECRETS"
-_WHO: Final = "Who may post"
+_option: Final = partial(given, panel="Who may post")
 _MOST_ROWS: Final = 50
 _BACKLOG: Final = 2048
 _WIDE: Final = 100
@@ -59,67 +60,36 @@ app: Final = typer.Typer(
     rich_markup_mode="rich",
 )
 
-StoreFile = Annotated[
-    Path,
-    typer.Option("--store", help="The file that keeps the notifications.", metavar="FILE", show_default=False),
-]
+StoreFile = Annotated[Path, option("FILE", "The file that keeps the notifications.", "--store")]
 PublicURL = Annotated[
-    str | None,
-    typer.Option(
-        help="The address at which the operator reaches this, if it is another one.",
-        metavar="URL",
-        show_default=False,
-    ),
+    str | None, option("URL", "The address at which the operator reaches this, if it is another one.")
 ]
-Only = Annotated[
-    list[Kind] | None,
-    typer.Option("--kind", help="This kind only; may be given again.", metavar="KIND", show_default=False),
-]
-AsJSON = Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.", metavar="")]
+Only = Annotated[list[Kind] | None, option("KIND", "This kind only; may be given again.", "--kind")]
+AsJSON = Annotated[bool, flag("JSON lines, on a terminal too.", "--json")]
 
 
 @frozen(kw_only=True)
 class Guard:
     """The options of `serve` that say who may post."""
 
-    networks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--from",
-            help="Addresses they may come from, 198.51.100.0/24; may be given again. Default: all.",
-            metavar="NETWORK",
-            show_default=False,
-            rich_help_panel=_WHO,
-        ),
-    ] = None
-    trusted_proxies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--trusted-proxy",
-            help="Addresses of your own proxies: their X-Forwarded-For is believed. `unix` for a Unix socket.",
-            metavar="NETWORK",
-            show_default=False,
-            rich_help_panel=_WHO,
-        ),
-    ] = None
-    require_signature: Annotated[
-        bool,
-        typer.Option(
-            "--require-signature",
-            help=f"Refuse completions and terminates without EncryptedValue. It is checked with the secrets in"
-            f" {SHARED_SECRETS}, separated by commas.",
-            metavar="",
-            rich_help_panel=_WHO,
-        ),
-    ] = False
+    networks: list[str] | None = _option(
+        "NETWORK", "Addresses they may come from, 198.51.100.0/24; may be given again. Default: all.", "--from"
+    )
+    trusted_proxies: list[str] | None = _option(
+        "NETWORK",
+        "Addresses of your own proxies: their X-Forwarded-For is believed. `unix` for a Unix socket.",
+        "--trusted-proxy",
+    )
+    require_signature: bool = _option(
+        "",
+        f"Refuse completions and terminates without EncryptedValue. It is checked with the secrets in"
+        f" {SHARED_SECRETS}, separated by commas.",
+        "--require-signature",
+        default=False,
+    )
 
     def inbox(self, store: SqliteStore) -> Inbox:
-        """Return an inbox with these options, and with the secrets that are kept in its store.
-
-        Raises:
-            InvalidRequestError: A network is none, or a signature is required and there is no shared secret.
-            StoreError: The store cannot be opened.
-        """
+        """Return an inbox with these options, and with the secrets that are kept in its store."""
         shared = [each for each in os.environ.get(SHARED_SECRETS, "").split(",") if each.strip()]
         return Inbox(
             store,
@@ -137,8 +107,8 @@ def serve(
     guard: Guard,
     *,
     store: StoreFile,
-    port: Annotated[int, typer.Option(help="0 for a free one.", min=0, max=65535, metavar="N")] = _PORT,
-    host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, option("N", "0 for a free one.", min=0, max=65535)] = _PORT,
+    host: Annotated[str, option("ADDRESS", "Where to listen.")] = "127.0.0.1",
     public_url: PublicURL = None,
     as_json: AsJSON = False,
 ) -> None:
@@ -183,16 +153,12 @@ async def _serve(
         )
         async with inbox:
             # The socket listens already, so the URLs work as soon as they are shown.
-            _show_urls(urls, as_json=as_json)
+            if show.as_lines(as_json):
+                show.emit_json({str(kind): url for kind, url in urls.items()})
+            else:
+                show.print_pairs((str(kind.setting), Text(url, style="cyan")) for kind, url in urls.items())
+                show.screen().print(Text("\nThe URLs hold secrets. Ctrl-C ends it.", style="dim"))
             await uvicorn.Server(config).serve(sockets=[listener])
-
-
-def _show_urls(urls: dict[Kind, str], *, as_json: bool) -> None:
-    if show.as_lines(as_json):
-        show.emit_json({str(kind): url for kind, url in urls.items()})
-        return
-    show.print_pairs((str(kind.setting), Text(url, style="cyan")) for kind, url in urls.items())
-    show.screen().print(Text("\nThe URLs hold secrets. Ctrl-C ends it.", style="dim"))
 
 
 @app.command("show", cls=Command)
@@ -200,9 +166,7 @@ def show_facts(
     *,
     store: StoreFile,
     kind: Only = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Quota statuses that a newer one has replaced, too.", metavar="")
-    ] = False,
+    everything: Annotated[bool, flag("Quota statuses that a newer one has replaced, too.", "--all")] = False,
     as_json: AsJSON = False,
 ) -> None:
     """Show what was received: each fact once, however often it came."""
@@ -235,10 +199,7 @@ def tail(*, store: StoreFile, kind: Only = None) -> None:
 @quietable
 def replay(
     fact_ids: Annotated[
-        list[int] | None,
-        typer.Argument(
-            metavar="FACT_ID", help="Facts to handle again, handled ones too.", min=1, show_default=False
-        ),
+        list[int] | None, argument("FACT_ID", "Facts to handle again, handled ones too.", min=1)
     ] = None,
     *,
     store: StoreFile,
@@ -259,10 +220,7 @@ def prune(
     *,
     store: StoreFile,
     days: Annotated[
-        float,
-        typer.Option(
-            "--older-than", help="Days for which receipts are kept.", min=0, max=36_500, metavar="DAYS"
-        ),
+        float, option("DAYS", "Days for which receipts are kept.", "--older-than", min=0, max=36_500)
     ] = 30,
 ) -> None:
     """Delete the receipts of hits that are older than some days.
@@ -284,11 +242,7 @@ def settings(
     public_url: PublicURL = None,
     rotate: Annotated[
         bool,
-        typer.Option(
-            "--rotate",
-            help="Make new secrets first. The last ones stay valid; restart `serve` to have both.",
-            metavar="",
-        ),
+        flag("Make new secrets first. The last ones stay valid; restart `serve` to have both.", "--rotate"),
     ] = False,
     as_json: AsJSON = False,
 ) -> None:
@@ -305,7 +259,7 @@ def settings(
     secrets = ended_by_failure(lambda: rotate_secrets(opened) if rotate else kept_secrets(opened))
     base = public_url or ended_by_failure(lambda: run_once(opened, SqliteStore.url)) or _SERVED_AT
     urls = ended_by_failure(lambda: Inbox(opened, secrets=secrets).urls(base))
-    found = service.call(_read_settings) if service.is_given else None
+    found = service.call(lambda client: client.get_settings()) if service.is_given else None
     verdicts = {kind: _verdict(found, kind, url) for kind, url in urls.items()}
     if show.as_lines(as_json):
         ended_by_failure(lambda: _emit([urls]))
@@ -324,10 +278,6 @@ def _emit(rows: Iterable[Mapping[Any, Any]]) -> None:
         show.emit_json(dict(row))
 
 
-async def _read_settings(client: SamplingClient) -> PartnerSettings:
-    return await client.get_settings()
-
-
 def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
     """Return what the operator has for a kind: the same, another one, or nothing; None if that is not known."""
     if found is None:
@@ -341,11 +291,7 @@ def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
 
 
 def existing_store(store: Path) -> SqliteStore:
-    """Return the store in a file that must be there already.
-
-    Raises:
-        InvalidRequestError: There is no such file.
-    """
+    """Return the store in a file that must be there already."""
     if not store.is_file():
         raise InvalidRequestError(f"{store}: no such store; `notifications serve --store FILE` makes one")
     return SqliteStore(store)
@@ -413,17 +359,8 @@ def _fact_json(fact: Fact[Any]) -> dict[str, Any]:
     return {
         "FactID": fact.id,
         "Kind": _kind_name(fact),
-        "PostedAs": fact.posted_as,
-        "Fields": fact.fields,
-        "Anomaly": fact.anomaly,
-        "Receipts": fact.receipts,
-        "Differing": fact.differing,
-        "ReceivedAt": fact.received_at.isoformat(),
-        "Verified": fact.verified,
-        "Corrects": fact.corrects,
+        **show.fields_of(fact, "posted_as fields anomaly receipts differing received_at verified corrects"),
         "Standing": fact.validity,
-        "State": fact.state,
-        "Attempts": fact.attempts,
-        "Error": fact.error,
+        **show.fields_of(fact, "state attempts error"),
         **unknown,
     }

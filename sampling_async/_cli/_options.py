@@ -1,13 +1,13 @@
-"""Options as objects: a command takes one argument for a group of options. And --quiet, which takes none."""
+"""Options of commands: how each is written, groups of them as objects, and --quiet."""
 
 from __future__ import annotations
 
 import inspect
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast, get_type_hints
 
 import typer
-from attrs import NOTHING, fields
+from attrs import field, fields
 
 from sampling_async._cli import _rendering as show
 
@@ -15,13 +15,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_OPTION: Final = "option"
+
+
+def option(metavar: str, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option with a value; `panel` is the part of the help in which it stands."""
+    return typer.Option(*names, help=help_text, metavar=metavar, rich_help_panel=panel, **more)
+
+
+def flag(help_text: str, *names: str, **more: Any) -> Any:
+    """Return an option without a value. An empty metavar keeps the type out of the help."""
+    return option("", help_text, *names, **more)
+
+
+def given(metavar: str, help_text: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """Return a field of a group of options, see `takes`: an option with its default."""
+    return field(default=default, metadata={_OPTION: option(metavar, help_text, *names, **more)})
+
+
+def argument(metavar: str, help_text: str, **more: Any) -> Any:
+    return typer.Argument(help=help_text, metavar=metavar, **more)
+
+
+AsJSON: TypeAlias = Annotated[bool, flag("Print JSON lines, on a terminal too.", "--json")]
+
+
 def takes(**groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add groups of options to a command: `@takes(service=ServiceOptions)` passes them as one `service`.
 
-    Args:
-        **groups: A frozen attrs class for each argument of the command. The fields of the class are the
-            options, with typer's annotations and with defaults. The help lists them after the command's own
-            options, in this order.
+    A group is an attrs class whose fields were made by `given`. The help lists them after the command's own
+    options, in the order of the groups.
     """
     options = {name: _parameters(cls) for name, cls in groups.items()}
 
@@ -51,12 +74,7 @@ _QUIET: Final = inspect.Parameter(
     inspect.Parameter.KEYWORD_ONLY,
     annotation=Annotated[
         bool,
-        typer.Option(
-            "--quiet",
-            "-q",
-            help="Write no progress, notes and summaries to stderr. Warnings and errors remain.",
-            metavar="",
-        ),
+        flag("Write no progress, notes and summaries to stderr. Warnings and errors remain.", "--quiet", "-q"),
     ],
     default=False,
 )
@@ -78,13 +96,13 @@ def quietable(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(cls: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(cls, include_extras=True)
+    hints, annotated = get_type_hints(cls), cast("Any", Annotated)
     return [
         inspect.Parameter(
             each.name,
             inspect.Parameter.KEYWORD_ONLY,
-            annotation=hints[each.name],
-            default=inspect.Parameter.empty if each.default is NOTHING else each.default,
+            annotation=annotated[hints[each.name], each.metadata[_OPTION]],
+            default=each.default,
         )
         for each in fields(cls)
     ]

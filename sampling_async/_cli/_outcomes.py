@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from importlib import import_module
-from itertools import islice
 from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
 import typer
@@ -18,17 +19,25 @@ from sampling_async import DecodeError, InvalidRequestError, Invite, InviteOutco
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure
 from sampling_async._cli._notifications import existing_store
-from sampling_async._cli._options import quietable
+from sampling_async._cli._options import flag, option, quietable
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._private_files import written_whole
 from sampling_async.notifications import OutcomeLedger, SurveyEnding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from sampling_async.notifications import OutcomeRow, QuotaFunnel
 
 _AT_ONCE: Final = 5_000
+_ROW: Final = (
+    "member_code survey_id wave_id quota_id ending revenue reason invited_at entered_at ended_at fact_id "
+    "is_auto_routed"
+)
+_FUNNEL: Final = (
+    "survey_id wave_id quota_id invited entered completed terminated reasons open uninvited corrected "
+    "reconciled revenue"
+)
 _ENTERED: Final = ("Entered", 4)
 _COLUMNS: Final = (
     ("Survey", 5),
@@ -47,41 +56,25 @@ _COLUMNS: Final = (
 @quietable
 def outcomes(
     *,
-    store: Annotated[
-        Path,
-        typer.Option("--store", help="The file of `notifications serve`.", metavar="FILE", show_default=False),
-    ],
+    store: Annotated[Path, option("FILE", "The file of `notifications serve`.", "--store")],
     invites: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, or a journal.",
-            metavar="FILE",
-            show_default=False,
+        option(
+            "FILE", "Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, or a journal."
         ),
     ] = None,
-    rows: Annotated[
-        bool, typer.Option("--rows", help="Each invite with its end, instead of quotas.", metavar="")
-    ] = False,
+    rows: Annotated[bool, flag("Each invite with its end, instead of quotas.", "--rows")] = False,
     overdue: Annotated[
         float | None,
-        typer.Option(
-            help="Only invites without an end after so many hours; exit code 1 if there are any.",
-            min=0,
-            metavar="HOURS",
-            show_default=False,
+        option(
+            "HOURS", "Only invites without an end after so many hours; exit code 1 if there are any.", min=0
         ),
     ] = None,
     uninvited: Annotated[
-        bool,
-        typer.Option(
-            "--uninvited", help="Only completes without an invite; exit code 1 if there are any.", metavar=""
-        ),
+        bool, flag("Only completes without an invite; exit code 1 if there are any.", "--uninvited")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Write all rows to a Parquet file.", metavar="FILE", show_default=False),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines, on a terminal too.", metavar="")] = False,
+    output: Annotated[Path | None, option("FILE", "Write all rows to a Parquet file.")] = None,
+    as_json: Annotated[bool, flag("JSON lines, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show what became of invites: a funnel by quota, and the revenue.
 
@@ -92,7 +85,8 @@ def outcomes(
         show.note(f"{store} is a new store: it has no notifications yet")
     ledger = OutcomeLedger(store)
     for file in invites or ():
-        _record_all(ledger, file)
+        count = ended_by_failure(partial(_record, ledger, file))
+        show.note(f"New invites from {file}: {count:,}")
     ended_by_failure(lambda: existing_store(store))
     if output is not None:
         ended_by_failure(lambda: _write(ledger, output))
@@ -105,36 +99,28 @@ def outcomes(
     ended_by_failure(lambda: _show_funnel(funnel, as_json=as_json))
 
 
-def _record_all(ledger: OutcomeLedger, file: Path) -> None:
-    def record() -> int:
-        at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-        return anyio.run(_record, ledger, file, at)
+def _record(ledger: OutcomeLedger, file: Path) -> int:
+    at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
 
-    show.note(f"New invites from {file}: {ended_by_failure(record):,}")
-
-
-async def _record(ledger: OutcomeLedger, file: Path, at: datetime) -> int:
-    if _is_journal(file):
-        batch, count = [], 0
-        async for outcome in Journal(file).outcomes():
+    async def record() -> int:
+        batch, count = list[InviteOutcome](), 0
+        async for outcome in _outcomes_in(file):
             batch.append(outcome)
             if len(batch) == _AT_ONCE:
                 count += await ledger.invited(batch, at=at)
                 batch = []
         return count + await ledger.invited(batch, at=at)
-    count, lines = 0, _outcome_lines(file)
-    while batch := list(islice(lines, _AT_ONCE)):
-        count += await ledger.invited(batch, at=at)
-    return count
+
+    return anyio.run(record)
 
 
-def _is_journal(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(15) == b"SQLite format 3"
-
-
-def _outcome_lines(file: Path) -> Iterator[InviteOutcome]:
+async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
     with file.open("rb") as lines:
+        if lines.read(15) == b"SQLite format 3":
+            async for outcome in Journal(file).outcomes():
+                yield outcome
+            return
+        lines.seek(0)
         for number, line in enumerate(lines, 1):
             try:
                 fields = json.loads(line)
@@ -169,49 +155,10 @@ def _write(ledger: OutcomeLedger, output: Path) -> None:
     show.note(f"Rows written to {output}: {table.num_rows:,}")
 
 
-def _row_json(row: OutcomeRow) -> dict[str, Any]:
-    return {
-        "MemberCode": row.member_code,
-        "SurveyID": row.survey_id,
-        "WaveID": row.wave_id,
-        "QuotaID": row.quota_id,
-        "Ending": row.ending,
-        "Revenue": float(row.revenue),
-        "Reason": row.reason,
-        "InvitedAt": _text(row.invited_at),
-        "EnteredAt": _text(row.entered_at),
-        "EndedAt": _text(row.ended_at),
-        "FactID": row.fact_id,
-        "IsAutoRouted": row.is_auto_routed,
-    }
-
-
-def _text(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()
-
-
-def _funnel_json(row: QuotaFunnel) -> dict[str, Any]:
-    return {
-        "SurveyID": row.survey_id,
-        "WaveID": row.wave_id,
-        "QuotaID": row.quota_id,
-        "Invited": row.invited,
-        "Entered": row.entered,
-        "Completed": row.completed,
-        "Terminated": row.terminated,
-        "Reasons": dict(row.reasons),
-        "Open": row.open,
-        "Uninvited": row.uninvited,
-        "Corrected": row.corrected,
-        "Reconciled": row.reconciled,
-        "Revenue": float(row.revenue),
-    }
-
-
 def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
     if show.as_lines(as_json):
         for row in rows:
-            show.emit_json(_row_json(row))
+            show.emit_json(show.fields_of(row, _ROW))
         return
     if not rows:
         show.screen().print(Text("None.", "dim"))
@@ -228,7 +175,7 @@ def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
 def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
     if show.as_lines(as_json):
         for row in funnel:
-            show.emit_json(_funnel_json(row))
+            show.emit_json(show.fields_of(row, _FUNNEL))
         return
     screen = show.screen()
     # Entries are known only if somebody recorded them; else a column of zeros would say that nobody entered.
@@ -248,15 +195,12 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
     columns = [column for column in _COLUMNS if has_entries or column != _ENTERED]
     screen.print(show.fitting_table(cells, columns, screen.width))
     total = sum((row.revenue for row in funnel), Decimal(0))
-    reasons: dict[str, int] = {}
-    for row in funnel:
-        for reason, count in row.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + count
+    reasons = sum((Counter(row.reasons) for row in funnel), Counter[str]())
     text = f"{sum(row.invited for row in funnel):,} invited, {sum(row.completed for row in funnel):,} completed"
     screen.print(Text(f"\n{text}, revenue {_money(total)}", style="bold"))
     if taken_back := sum(row.reconciled for row in funnel):
         screen.print(Text(f"  {taken_back:,}  {SurveyEnding.RECONCILED}: revenue was taken back"))
-    for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+    for reason, count in reasons.most_common():
         screen.print(
             Text(f"  {count:,}  ").append_text(
                 show.plain(f"{SurveyEnding.TERMINATED}: {reason or 'no reason'}")

@@ -26,11 +26,7 @@ _WAY_OUT: Final = "write one with `sampling-async quotas --json > FILE`"
 
 
 def read_inventory(file: Path) -> tuple[Survey, ...]:
-    """Return the surveys of a file that `sampling-async quotas` wrote, with or without `--json`; - for stdin.
-
-    Raises:
-        InvalidRequestError: The file is missing or holds something else. The text names the file and the place.
-    """
+    """Return the surveys of a file that `quotas` wrote, with or without `--json`; - for stdin."""
     is_stdin = str(file) == "-"
     name = "stdin" if is_stdin else str(file)
     try:
@@ -74,20 +70,12 @@ _SUFFIXES: Final = (".parquet", ".jsonl")
 
 
 def check_panel_file(output: Path) -> None:
-    """Refuse a file that could not be written.
-
-    Raises:
-        InvalidRequestError: It is a folder or in no folder, its name has no known ending, or it needs pyarrow.
-    """
     suffix = output.suffix.lower()
     if suffix not in _SUFFIXES:
         raise InvalidRequestError(
             f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {output}"
         )
-    if output.is_dir():
-        raise InvalidRequestError(f"--members {output} is a folder")
-    if not output.absolute().parent.is_dir():
-        raise InvalidRequestError(f"--members {output}: the folder does not exist")
+    _check_place("--members", output)
     if suffix == ".parquet":
         try:
             import_module("pyarrow")
@@ -97,31 +85,23 @@ def check_panel_file(output: Path) -> None:
             ) from None
 
 
+def _check_place(option: str, output: Path) -> None:
+    if output.is_dir():
+        raise InvalidRequestError(f"{option} {output} is a folder")
+    if not output.absolute().parent.is_dir():
+        raise InvalidRequestError(f"{option} {output}: the folder does not exist")
+
+
 def write_panel(
     members: Iterable[SimulatedMember],
     questions: Iterable[int],
     bands: Mapping[int, tuple[int, int]],
     output: Path,
 ) -> Path:
-    """Write members, one row each, and beside them a file with the age bands.
-
-    Args:
-        members: The members.
-        questions: The questions that get a column, answered or not.
-        bands: The first and last year of each answer ID of the age question.
-        output: The panel's file.
-
-    Returns:
-        The file of the bands.
-
-    Raises:
-        InvalidRequestError: One of the files cannot be written.
-    """
+    """Write members, one row each, and beside them a file with the age bands; return that file."""
     columns = tuple(questions)
     rows = (_row(member, columns) for member in members)
     if output.suffix.lower() == ".parquet":
-        from sampling_async._cli._panel_files import write_rows  # noqa: PLC0415  an extra
-
         write_rows(list(rows), output)
     else:
         with written_whole(output) as unfinished, unfinished.open("wb") as file:
@@ -166,20 +146,12 @@ OUTPUTS: Final = (".parquet", ".csv", ".jsonl")
 
 
 def check_output(output: Path, panel: str, inventory: Path | None) -> None:
-    """Refuse a file that could not be written at the end, or that is one of those which are read.
-
-    Raises:
-        InvalidRequestError: The name has no known ending, or it is a folder, in no folder, the panel or the
-            inventory.
-    """
+    """Refuse a file that could not be written at the end, or that is one of those which are read."""
     if output.suffix.lower() not in OUTPUTS:
         raise InvalidRequestError(
             f"--output must end in {', '.join(OUTPUTS)}, which sets the format, not {output}"
         )
-    if output.is_dir():
-        raise InvalidRequestError(f"--output {output} is a folder")
-    if not output.absolute().parent.is_dir():
-        raise InvalidRequestError(f"--output {output}: the folder does not exist")
+    _check_place("--output", output)
     read = {"panel": None if is_query(panel) else Path(panel), "inventory": inventory}
     for name, path in read.items():
         if path is not None and path.exists() and output.exists() and output.samefile(path):
@@ -187,11 +159,7 @@ def check_output(output: Path, panel: str, inventory: Path | None) -> None:
 
 
 def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
-    """Write results to a file, which appears only when it is complete.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write results to a file, which appears only when it is complete."""
     with written_whole(output) as unfinished:
         _written(batches, schema, unfinished, output.suffix.lower())
 
@@ -205,15 +173,12 @@ def _written(batches: Iterable[Any], schema: Any, path: Path, suffix: str) -> No
             for batch in batches:
                 writer.write_batch(batch)
     else:
-        plain = pa.schema([(field.name, _in_a_cell(field.type)) for field in schema])
+        kinds = {field.name: pa.string() if pa.types.is_list(field.type) else field.type for field in schema}
+        plain = pa.schema(kinds)
         with csv.CSVWriter(path, plain) as writer:
             for batch in batches:
                 columns = [_cells(column) for column in batch.columns]
                 writer.write_batch(pa.record_batch(columns, schema=plain))
-
-
-def _in_a_cell(kind: Any) -> Any:
-    return pa.string() if pa.types.is_list(kind) else kind
 
 
 def _cells(column: Any) -> Any:
@@ -240,10 +205,6 @@ def matching_any(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
-    """Write a panel to Parquet, one row for each member, with the columns of the first row.
-
-    Raises:
-        InvalidRequestError: The file cannot be written.
-    """
+    """Write a panel to Parquet, one row for each member, with the columns of the first row."""
     table = pa.table({name: pa.array(alike([row[name] for row in rows])) for name in rows[0]})
     write(table.to_batches(), table.schema, output)

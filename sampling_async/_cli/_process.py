@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 INTERRUPTED, TERMINATED = 130, 143
-_held: list[set[int]] = []
-"""The signal mask from before we blocked signals; empty while we do not block them."""
+_held: list[set[int]] = []  # the signal mask from before we blocked signals; empty while we do not block them
 
 
 class BestEffortStream:
@@ -26,13 +25,11 @@ class BestEffortStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text if it can be written."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is left if it can be written."""
         with suppress(OSError):
             self._stream.flush()
 

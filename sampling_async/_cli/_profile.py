@@ -18,7 +18,7 @@ from sampling_async._cli._connection import (
     somebody_is_there,
 )
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import quietable
+from sampling_async._cli._options import AsJSON, argument, quietable
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._profiles import CHOSEN, Profile, profiles_file, read_profile, read_profiles
 from sampling_async._wire.address import Secret, guid_of
@@ -36,11 +36,7 @@ app: Final = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Name = Annotated[
-    str,
-    typer.Argument(help="A profile.", metavar="NAME", show_default=False, autocompletion=names_of_profiles),
-]
-AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON lines, on a terminal too.", metavar="")]
+Name = Annotated[str, argument("NAME", "A profile.", autocompletion=names_of_profiles)]
 
 
 @app.command("list", cls=Command)
@@ -100,11 +96,7 @@ def forget_key(name: Name) -> None:
 
 
 def _with_keyring(name: str) -> Profile:
-    """Return a profile whose key is in the keyring.
-
-    Raises:
-        InvalidRequestError: There is no such profile, or its key is elsewhere.
-    """
+    """Return a profile whose key is in the keyring."""
     profile = read_profile(name)
     if not profile.keyring:
         raise InvalidRequestError(
@@ -129,9 +121,7 @@ def _row(profile: Profile) -> dict[str, Any]:
         "Key": _state(profile),
         "Proxy": profile.proxy,
         "CAFile": profile.ca_file,
-        "ClientCert": profile.client_cert,
-        "MaxConcurrency": profile.max_concurrency,
-        "IdleSeconds": profile.idle_seconds,
+        **show.fields_of(profile, "client_cert max_concurrency idle_seconds"),
         "AllowHTTP": profile.allow_http,
     }
 

@@ -11,10 +11,11 @@ import json
 import os
 import stat
 import sys
-import time
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import timedelta
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -37,21 +38,12 @@ from rich.text import Text
 
 from sampling_async import DecodeError, to_json
 from sampling_async._cli._tally import code_name
+from sampling_async._contract.records import wire_name
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
-    from typing import TextIO
 
-    from sampling_async import (
-        Invite,
-        InviteOutcome,
-        OutcomeStatus,
-        OutcomeStream,
-        Quota,
-        Quotas,
-        Setting,
-        Survey,
-    )
+    from sampling_async import InviteOutcome, OutcomeStatus, OutcomeStream, Quota, Quotas, Setting, Survey
     from sampling_async import Progress as StreamProgress
     from sampling_async._cli._tally import Tally
 
@@ -78,7 +70,6 @@ _SURVEY_COLUMNS: Final = (
 """Columns of the inventory. On a narrow terminal the highest number is left out first, and 0 never."""
 
 _WORDS: Final = frozenset({"Devices", "Recontact", "last 5 to 10 minutes"})
-_LINES_AT_ONCE: Final = 100
 _MOMENT: Final = 0.1
 
 
@@ -104,12 +95,24 @@ def emit_json(value: object) -> None:
     emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
 
 
-def emit_code(member_code: str) -> None:
-    """Write a member code as a line.
+def fields_of(record: object, names: str) -> dict[str, Any]:
+    """Return attributes of a record for JSON, by the contract's names; times are ISO 8601, amounts floats."""
+    return {name: _jsonable(getattr(record, attribute)) for attribute, name in _wire_names(names)}
 
-    Raises:
-        DecodeError: The code holds a line break, and would be read as two codes.
-    """
+
+@cache
+def _wire_names(names: str) -> list[tuple[str, str]]:
+    return [(name, wire_name(name)) for name in names.split()]
+
+
+def _jsonable(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def emit_code(member_code: str) -> None:
+    """Write a member code as a line."""
     if len(member_code.splitlines()) > 1:
         raise DecodeError(
             "$.MemberCodes", "expected member codes of one line each, found one with a line break; use --json"
@@ -118,7 +121,6 @@ def emit_code(member_code: str) -> None:
 
 
 def screen() -> Console:
-    """Return a rich console on stdout."""
     return Console(highlight=False)
 
 
@@ -128,12 +130,10 @@ def errors() -> Console:
 
 
 def set_quiet(quiet: bool) -> None:  # noqa: FBT001  the value of --quiet
-    """Set whether `stderr_console` is silent for the rest of the command."""
     _quiet.set(quiet)
 
 
 def is_quiet() -> bool:
-    """Return whether --quiet was given."""
     return _quiet.get()
 
 
@@ -207,7 +207,6 @@ def quotas_table(surveys: Iterable[Survey], width: int) -> Table:
 
 
 def quota_table(quotas: Iterable[Quota]) -> Table:
-    """Return a table of the quotas of a survey, with the questions that they ask."""
     numbers = ("Quota", "Required", "Remaining", "Layers", "Sub-quotas")
     table = new_table(*numbers, "Questions", right=numbers)
     for quota in quotas:
@@ -225,7 +224,6 @@ def quota_table(quotas: Iterable[Quota]) -> Table:
 
 
 def inventory_caption(quotas: Quotas) -> Text:
-    """Return the size of an inventory in words."""
     count = sum(len(survey.quotas) for survey in quotas.surveys)
     recontact = sum(survey.is_survey_recontact for survey in quotas.surveys)
     return Text(
@@ -237,7 +235,6 @@ def inventory_caption(quotas: Quotas) -> Text:
 
 
 def masked(setting: Setting) -> Setting:
-    """Return a setting that may be shown, with a secret value replaced."""
     return evolve(setting, value=HIDDEN) if setting.is_secret and setting.value is not None else setting
 
 
@@ -262,20 +259,12 @@ def print_pairs(pairs: Iterable[tuple[str, Text]]) -> None:
         console.print(Text(between, style="bold").append_text(value), soft_wrap=True)
 
 
-def invite_pairs(invite: Invite) -> Iterator[tuple[str, Text]]:
-    """Yield name and value of each field of an invite."""
-    for name, value in json.loads(to_json(invite)).items():
-        yield name, plain(str(value))
-
-
 def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
-    """Return an outcome for JSON, in the contract's names of a bulk item where the contract has a name."""
-    invite = outcome.invite
     return {
         "MemberCode": outcome.member_code,
         "QuotaID": outcome.quota_id,
         "Status": outcome.status,
-        "Invite": None if invite is None else json.loads(to_json(invite)),
+        "Invite": None if outcome.invite is None else json.loads(to_json(outcome.invite)),
         "ResultCode": outcome.result_code,
         "Result": outcome.result,
         "Error": None if outcome.error is None else str(outcome.error),
@@ -302,35 +291,6 @@ def outcome_text(outcome: InviteOutcome, *, with_member: bool = False) -> Text:
     return line
 
 
-class OutcomePage:
-    """Prints outcomes on a terminal, many at a time, because each print above a live bar draws the bar again.
-
-    Args:
-        progress: The bar. If it is shown, outcomes are printed on its console, since two consoles on one screen
-            would write into each other.
-        with_members: Whether lines name the member.
-    """
-
-    def __init__(self, progress: Progress, *, with_members: bool = False) -> None:
-        self._with_members = with_members
-        self._console = screen() if progress.disable else progress.console
-        self._lines: list[Text] = []
-        self._printed_at = 0.0
-
-    def add(self, outcome: InviteOutcome) -> None:
-        """Add an outcome; print if there are many, or if the last print was more than a moment ago."""
-        self._lines.append(outcome_text(outcome, with_member=self._with_members))
-        if len(self._lines) >= _LINES_AT_ONCE or time.monotonic() - self._printed_at > _MOMENT:
-            self.flush()
-
-    def flush(self) -> None:
-        """Print the outcomes that have not been printed."""
-        if self._lines:
-            self._console.print(Text("\n").join(self._lines), soft_wrap=True)
-            self._lines.clear()
-        self._printed_at = time.monotonic()
-
-
 def summary(tally: Tally) -> Iterable[Text]:
     """Yield the lines that close a fan-out: counts by status and by result code, failures, oddities."""
     yield Text(tally.in_words(), style="bold")
@@ -354,34 +314,21 @@ def summary(tally: Tally) -> Iterable[Text]:
         yield Text(f"  {tally.unrequested:,} items came for quota IDs that were not in the request.")
 
 
-def print_summary(tally: Tally) -> None:
-    """Print the closing summary on stderr."""
-    console = stderr_console()
-    for line in summary(tally):
-        console.print(line, soft_wrap=True)
-
-
 def stdout_is_file() -> bool:
-    """Return whether stdout leads into a file or the null device."""
-    return _is_file(sys.stdout)
-
-
-def _is_file(stream: TextIO) -> bool:
-    """Return whether a stream leads into a file or the null device, not to a screen or another program."""
+    """Return whether stdout leads into a file or the null device, not to a screen or another program."""
     try:
-        mode = os.fstat(stream.fileno()).st_mode
+        mode = os.fstat(sys.stdout.fileno()).st_mode
     except (OSError, ValueError):
         # Not a stream of the operating system, as in a test.
         return False
     # A character device that is no terminal is, for example, /dev/null.
-    return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not stream.isatty())
+    return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdout.isatty())
 
 
 class RateColumn(ProgressColumn):
     """The number of things done each second, as the average of the whole run."""
 
     def render(self, task: Task) -> Text:
-        """Return the rate, or an empty text as long as there is none."""
         seconds = task.elapsed or 0.0
         return Text(f"{task.completed / seconds:,.0f}/s" if seconds > 0 and task.completed else "", "cyan")
 
@@ -412,15 +359,11 @@ def _display(*columns: ProgressColumn, lines: bool) -> Progress:
 
 
 class StreamBar:
-    """A display of a stream's own progress: a context manager, which removes the display at its end.
-
-    Attributes:
-        total: The number of quota IDs, if it is known to the caller and not to the stream.
-    """
+    """A display of a stream's own progress: a context manager, which removes the display at its end."""
 
     def __init__(self, *, lines: bool = False) -> None:
         self.display = _display(BarColumn(bar_width=24), TextColumn("{task.fields[text]}"), lines=lines)
-        self.total: int | None = None
+        self.total: int | None = None  # of quota IDs, if the stream does not know it
         self._task = self.display.add_task("Inviting", total=None, text="")
 
     def __enter__(self) -> Self:
@@ -465,7 +408,6 @@ def with_total(progress: StreamProgress, total: int | None) -> StreamProgress:
 
 
 def progress_text(progress: StreamProgress) -> str:
-    """Return the progress of a stream in words."""
     parts = [
         f"{progress.answered:,}" if progress.total is None else f"{progress.answered:,}/{progress.total:,}"
     ]

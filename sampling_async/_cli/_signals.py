@@ -49,6 +49,10 @@ class SignalHandler:
         """The exit code of the signal, by the convention of shells."""
         return 128 + self.received
 
+    @property
+    def in_words(self) -> str:
+        return "interrupted" if self.received == signal.SIGINT else "terminated by SIGTERM"
+
     def __enter__(self) -> Self:
         self.scope = anyio.CancelScope()
         self._loop = asyncio.get_running_loop()

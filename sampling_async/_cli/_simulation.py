@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tempfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import typer
@@ -18,66 +21,123 @@ from rich.text import Text
 from sampling_async import DecodeError, InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
-from sampling_async._cli._notify import Notify, sending
+from sampling_async._cli._options import flag, given, option
 from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
 from sampling_async.simulator._transport import listening
 
-_PANEL = "Latency of the simulated service"
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+_of_latency: Final = partial(option, panel="Latency of the simulated service")
+_of_notify: Final = partial(given, panel="Notifications of the simulated service")
 _MOST_MEMBERS = 10_000_000
 _DIGITS = 8
+
+
+@frozen(kw_only=True)
+class Notify:
+    """Where the simulated service sends notifications."""
+
+    notify: str | None = _of_notify(
+        "URL|FILE",
+        "Send notifications: to the URLs in a file, as `notifications serve` prints them, or to a URL:"
+        " {kind} in it is replaced, or the kind is appended.",
+    )
+    notify_badly: bool = _of_notify(
+        "", "Send some of them late, twice, forged or in other spellings.", "--notify-badly", default=False
+    )
+    survey_seconds: float = _of_notify("SECONDS", "How long a member's survey takes.", default=1.0, min=0)
+
+    def urls(self) -> dict[str, str] | None:
+        """Return the URL of each kind; None if nothing is sent."""
+        from sampling_async.notifications import Kind  # noqa: PLC0415  slow to load
+
+        if self.notify is None:
+            return None
+        kinds = [str(kind) for kind in Kind if kind.setting]
+        if _is_web_address(self.notify):
+            url = self.notify if "{kind}" in self.notify else f"{self.notify.rstrip('/')}/{{kind}}"
+            return {kind: url.replace("{kind}", kind) for kind in kinds}
+        try:
+            found: Any = json.loads(Path(self.notify).read_bytes())
+        except OSError as exc:
+            raise InvalidRequestError(
+                f"--notify {self.notify}: no http URL, and no file: {exc.strerror}"
+            ) from None
+        except ValueError:
+            found = None
+        is_right = isinstance(found, dict) and found.keys() <= set(kinds)
+        if not is_right or not all(isinstance(url, str) and _is_web_address(url) for url in found.values()):
+            raise InvalidRequestError(
+                f"{self.notify}: expected one JSON object of URLs by kind, as `notifications serve` prints it"
+            )
+        urls: dict[str, str] = found
+        return urls
+
+    def notifying(self) -> Any:
+        """Return what notifications the simulator sends, and how badly; None if none are sent."""
+        from sampling_async.simulator import Notifying  # noqa: PLC0415  an extra, and slow to load
+
+        if self.notify is None:
+            return None
+        if not self.notify_badly:
+            return Notifying(survey_seconds=self.survey_seconds)
+        return Notifying(
+            survey_seconds=self.survey_seconds,
+            late=0.1,
+            late_seconds=5.0,
+            repeated=0.1,
+            forged=0.02,
+            drifted=0.2,
+            corrected=0.02,
+            terminated_late=0.02,
+            reconciled=0.02,
+        )
+
+
+def sending(simulator: Any, urls: dict[str, str] | None) -> AbstractContextManager[None]:
+    if urls is None:
+        return nullcontext()
+    simulator.notification_urls = urls
+    block: AbstractContextManager[None] = simulator.notifications.sending_to(urls)
+    return block
+
+
+def _is_web_address(text: str) -> bool:
+    try:
+        return urlsplit(text).scheme in {"http", "https"}
+    except ValueError:  # a bracket that is not closed
+        return False
 
 
 def simulate(
     notify: Notify,
     *,
-    port: Annotated[
-        int, typer.Option(help=("The port; 0 for any free one."), min=0, max=65535, metavar="N")
-    ] = 8080,
-    host: Annotated[str, typer.Option(help="The address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
-    seed: Annotated[
-        int, typer.Option(help=("Seed of the random data. The same seed gives the same data."), metavar="N")
-    ] = 0,
-    surveys: Annotated[int, typer.Option(help="The number of surveys.", min=1, metavar="N")] = 20,
+    port: Annotated[int, option("N", "The port; 0 for any free one.", min=0, max=65535)] = 8080,
+    host: Annotated[str, option("ADDRESS", "The address to listen on.")] = "127.0.0.1",
+    seed: Annotated[int, option("N", "Seed of the random data. The same seed gives the same data.")] = 0,
+    surveys: Annotated[int, option("N", "The number of surveys.", min=1)] = 20,
     members: Annotated[
         list[str] | None,
-        typer.Option(
-            help=(
-                "The number of members (default 200), or a .parquet or .jsonl file to write them to, for "
-                "`match`. Give it twice for both."
-            ),
-            metavar="N|FILE",
-            show_default=False,
+        option(
+            "N|FILE",
+            "The number of members (default 200), or a .parquet or .jsonl file to write them to, for "
+            "`match`. Give it twice for both.",
         ),
     ] = None,
     faults: Annotated[
         Path | None,
-        typer.Option(
-            help='Faults to make: a JSON file, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].',
-            metavar="FILE",
-            show_default=False,
+        option(
+            "FILE", 'Faults to make: a JSON file, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].'
         ),
     ] = None,
-    latency_base: Annotated[
-        float,
-        typer.Option(help="Seconds that a call takes.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
-    ] = 0.0,
-    latency_per_id: Annotated[
-        float,
-        typer.Option(help="Seconds that each quota ID adds.", min=0, metavar="SECONDS", rich_help_panel=_PANEL),
-    ] = 0.0,
+    latency_base: Annotated[float, _of_latency("SECONDS", "Seconds that a call takes.", min=0)] = 0.0,
+    latency_per_id: Annotated[float, _of_latency("SECONDS", "Seconds that each quota ID adds.", min=0)] = 0.0,
     workers: Annotated[
         int | None,
-        typer.Option(
-            help="The maximum of calls at the same time; others wait. Default: no limit.",
-            min=1,
-            metavar="N",
-            show_default=False,
-            rich_help_panel=_PANEL,
-        ),
+        _of_latency("N", "The maximum of calls at the same time; others wait. Default: no limit.", min=1),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the address, panel and key as one JSON object.", metavar="")
-    ] = False,
+    as_json: Annotated[bool, flag("Print the address, panel and key as one JSON object.", "--json")] = False,
 ) -> None:
     """Run a simulated service for development, until Ctrl-C.
 
@@ -86,7 +146,7 @@ def simulate(
     need_simulator()
     from sampling_async.simulator import Latency, Simulator  # noqa: PLC0415  an extra, and slow to load
 
-    panel = ended_by_failure(lambda: _Panel.of(members or []))
+    size, files = ended_by_failure(lambda: _size_and_files(members or []))
     planned = ended_by_failure(lambda: _faults_of(faults))
     urls = ended_by_failure(notify.urls)
 
@@ -95,7 +155,7 @@ def simulate(
             return Simulator(
                 seed,
                 surveys=surveys,
-                members=panel.size,
+                members=size,
                 latency=Latency(a=latency_base, b=latency_per_id, workers=workers),
                 faults=planned,
                 notifying=notify.notifying(),
@@ -106,64 +166,41 @@ def simulate(
     simulator = ended_by_failure(made)
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
     free_port = ended_by_failure(lambda: _free_port(host, port))
-    ended_by_failure(lambda: panel.write(simulator))
+    ended_by_failure(lambda: _write_panel(simulator, files))
     if as_json:
         ended_by_failure(lambda: show.emit_json(_service_json(simulator, host, free_port)))
     else:
-        ended_by_failure(lambda: _show_service(simulator, host, free_port, panel.files))
+        ended_by_failure(lambda: _show_service(simulator, host, free_port, files))
     with suppress(KeyboardInterrupt), sending(simulator, urls):  # the usual end
         ended_by_failure(lambda: simulator.run(port=free_port, host=host))
 
 
-@frozen
-class _Panel:
-    """The values of `--members`: the number of members, and the files to write them to."""
+def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:
+    """Return what --members says: the number of members, and the files to write them to."""
+    from sampling_async._cli._panel_files import check_panel_file  # noqa: PLC0415  with the simulator
 
-    size: int = 200
-    files: tuple[Path, ...] = ()
+    numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
+    files = tuple(Path(each) for each in given if each not in numbers)
+    if len(numbers) > 1 or any(len(each) > _DIGITS or not 0 < int(each) <= _MOST_MEMBERS for each in numbers):
+        raise InvalidRequestError(
+            f"--members must be one number from 1 to {_MOST_MEMBERS:,}, or files, or both, not "
+            f"{' '.join(numbers)[:40]}"
+        )
+    for file in files:
+        check_panel_file(file)
+    return int(numbers[0]) if numbers else 200, files
 
-    @classmethod
-    def of(cls, given: list[str]) -> _Panel:
-        """Parse the values of the option.
 
-        Raises:
-            InvalidRequestError: There are two numbers, a number is out of range, or a file cannot be written.
-        """
-        from sampling_async._cli._panel_files import check_panel_file  # noqa: PLC0415  with the simulator
+def _write_panel(simulator: Any, files: tuple[Path, ...]) -> None:
+    from sampling_async._cli._panel_files import write_panel  # noqa: PLC0415  with the simulator
+    from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415
+    from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
 
-        numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
-        files = tuple(Path(each) for each in given if each not in numbers)
-        if len(numbers) > 1 or any(
-            len(each) > _DIGITS or not 0 < int(each) <= _MOST_MEMBERS for each in numbers
-        ):
-            raise InvalidRequestError(
-                f"--members must be one number from 1 to {_MOST_MEMBERS:,}, or files, or both, not "
-                f"{' '.join(numbers)[:40]}"
-            )
-        for file in files:
-            check_panel_file(file)
-        return cls(int(numbers[0]) if numbers else 200, files)
-
-    def write(self, simulator: Any) -> None:
-        """Write the simulator's panel to the files.
-
-        Raises:
-            InvalidRequestError: A file cannot be written.
-        """
-        from sampling_async._cli._panel_files import write_panel  # noqa: PLC0415  with the simulator
-        from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415
-        from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
-
-        for file in self.files:
-            write_panel(simulator.members.values(), question_ids(), AGE_BANDS, file)
+    for file in files:
+        write_panel(simulator.members.values(), question_ids(), AGE_BANDS, file)
 
 
 def _faults_of(file: Path | None) -> tuple[Any, ...]:
-    """Return the faults of a file.
-
-    Raises:
-        InvalidRequestError: The file cannot be read. The text names the file and the place in it.
-    """
     from sampling_async.simulator import read_faults  # noqa: PLC0415  an extra, and slow to load
 
     if file is None:
@@ -177,11 +214,7 @@ def _faults_of(file: Path | None) -> tuple[Any, ...]:
 
 
 def _free_port(host: str, port: int) -> int:
-    """Return the port if it is free; for 0, return a free port.
-
-    Raises:
-        OSError: The port is taken, or the address does not belong to this machine.
-    """
+    """Return the port if it is free; for 0, return a free port."""
     with listening(host, port) as listener:
         bound: int = listener.getsockname()[1]
         return bound
@@ -234,24 +267,16 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
 
 def demo(
     *,
-    members: Annotated[int, typer.Option(help="The number of members.", min=1, metavar="N")] = 600,
-    surveys: Annotated[int, typer.Option(help="The number of surveys.", min=1, metavar="N")] = 120,
-    seed: Annotated[int, typer.Option(help="Seed of the simulated service.", metavar="N")] = 7,
+    members: Annotated[int, option("N", "The number of members.", min=1)] = 600,
+    surveys: Annotated[int, option("N", "The number of surveys.", min=1)] = 120,
+    seed: Annotated[int, option("N", "Seed of the simulated service.")] = 7,
     faults: Annotated[
-        bool,
-        typer.Option("--faults", help="Let the service sometimes answer 503 or drop a connection.", metavar=""),
+        bool, flag("Let the service sometimes answer 503 or drop a connection.", "--faults")
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The folder for the report and the ledgers. Default: a new one.",
-            metavar="DIR",
-            show_default=False,
-        ),
+        Path | None, option("DIR", "The folder for the report and the ledgers. Default: a new one.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, on a terminal too.", metavar="")
-    ] = False,
+    as_json: Annotated[bool, flag("Print one JSON object, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show a partner's day: a panel in, invites out, and how each survey ended.
 
@@ -285,11 +310,6 @@ def demo(
 
 
 def _demo_folder(out: Path | None) -> Path:
-    """Return a folder without an earlier demo in it.
-
-    Raises:
-        InvalidRequestError: There is one.
-    """
     if out is None:
         return Path(tempfile.mkdtemp(prefix="sampling-async-demo-"))
     out.mkdir(parents=True, exist_ok=True)
@@ -299,14 +319,7 @@ def _demo_folder(out: Path | None) -> Path:
 
 
 def need_simulator(*others: str) -> None:
-    """End the program, with a line that says what to install, if something is missing.
-
-    Args:
-        others: Packages that are needed beside those of the simulator.
-
-    Raises:
-        typer.Exit: Something is missing.
-    """
+    """End the program, with a line that says what to install, if something is missing."""
     missing = [name for name in ("starlette", "uvicorn", *others) if find_spec(name) is None]
     if missing:
         extras = "simulator,panel" if others else "simulator"

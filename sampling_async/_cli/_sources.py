@@ -11,7 +11,10 @@ import os
 import re
 import stat
 import sys
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
+
+from attrs import define, field
 
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._pacing.threads import start
@@ -23,44 +26,32 @@ if TYPE_CHECKING:
 
     from sampling_async._pacing.threads import Run
 
+# Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole.
 _LONGEST_ID: Final = 19
-"""Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole."""
-
 _SEPARATORS: Final = b" \t\n\r\v\f,"
 # From the same bytes: if one of the two knew fewer, an ID could be cut between blocks, and become two.
 _WORD: Final = re.compile(rb"[^%b]+" % _SEPARATORS)
 
 
 def parsed(texts: list[str]) -> list[int]:
-    """Return the quota IDs of arguments; one argument may hold several.
-
-    Raises:
-        InvalidRequestError: A word is not a quota ID.
-    """
+    """Return the quota IDs of arguments; one argument may hold several."""
     words = (match[0] for text in texts for match in _WORD.finditer(text.encode(errors="replace")))
     return [_quota_id(word) for word in words]
 
 
+@define
 class QuotaIDs:
     """Parses quota IDs from blocks of bytes: words, or the lines of one member among requests.
 
     Words are separated by blanks, commas or newlines. Input that begins with `{` is read as lines of requests.
-
-    Args:
-        name: The name of the input in errors.
-        member_code: The member whose lines are read.
-
-    Attributes:
-        of_others: How many requests of other members were skipped.
     """
 
-    def __init__(self, name: str, member_code: str) -> None:
-        self._name = name
-        self._member_code = member_code
-        self._begun = b""
-        self._words: _Words | None = None
-        self._lines: RequestLines | None = None
-        self.of_others = 0
+    _name: str
+    _member_code: str
+    of_others: int = 0  # how many requests of other members were skipped
+    _begun: bytes = b""
+    _words: _Words | None = None
+    _lines: RequestLines | None = None
 
     def feed(self, block: bytes) -> Iterator[int]:
         """Yield the IDs that are complete after this block."""
@@ -96,16 +87,18 @@ class QuotaIDs:
             self.of_others += 1
 
 
+@define
 class _Words:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        # The end of the last block, which may be the first part of an ID.
-        self._cut = b""
-        self._line = 1
+    _name: str
+    _cut: bytes = b""  # the end of the last block, which may be the first part of an ID
+    _line: int = 1
 
     def feed(self, block: bytes) -> Iterator[int]:
-        whole, self._cut = _split_whole(self._cut + block)
-        return self._ids_of(whole)
+        text = self._cut + block
+        # Split after the last separator, because an ID may be divided between two blocks; rfind() gives -1.
+        end = 1 + max(map(text.rfind, _SEPARATORS)) or (len(text) if len(text) > _LONGEST_ID else 0)
+        self._cut = text[end:]
+        return self._ids_of(text[:end])
 
     def end(self) -> Iterator[int]:
         return self._ids_of(self._cut)
@@ -120,15 +113,6 @@ class _Words:
         self._line += text.count(b"\n")
 
 
-def _split_whole(text: bytes) -> tuple[bytes, bytes]:
-    """Split after the last separator, because an ID may be divided between two blocks."""
-    # rfind() returns -1 if there is no separator, so `end` is 0 then.
-    end = 1 + max(map(text.rfind, _SEPARATORS))
-    if end == 0 and len(text) > _LONGEST_ID:
-        return text, b""
-    return text[:end], text[end:]
-
-
 def _quota_id(word: bytes) -> int:
     # isdigit() of bytes knows ASCII only; int() would take 1_000 and +1 as well.
     if not word.isdigit() or len(word) > _LONGEST_ID:
@@ -139,30 +123,21 @@ def _quota_id(word: bytes) -> int:
     return quota_id_of(int(word))
 
 
+# Bytes that may come before the first line: blanks, and the byte order mark that Windows puts before UTF-8.
 BLANK: Final = b"\xef\xbb\xbf \t\r\n"
-"""Bytes that may come before the first line: blanks, and the byte order mark that Windows puts before UTF-8."""
-
 _EXAMPLE: Final = '{"MemberCode": "m1", "QuotaIDs": [1100042, 1100043]}'
-_LONGEST: Final = 2**24
-"""The largest number of bytes in a line: about two million quota IDs."""
-
+_LONGEST: Final = 2**24  # the largest number of bytes in a line: about two million quota IDs
 _SHOWN: Final = 5
 _BLOCK: Final = 2**20
 
 
+@define
 class RequestLines:
-    """Parses requests from blocks of bytes.
-
-    Args:
-        name: The name of the input in errors.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._line = 0
-        # The parts of a line whose end has not been read. A list: joined once, however many blocks it takes.
-        self._begun: list[bytes] = []
-        self._size = 0
+    _name: str
+    _line: int = 0
+    # The parts of a line whose end has not been read. A list: joined once, however many blocks it takes.
+    _begun: list[bytes] = field(factory=list[bytes])
+    _size: int = 0
 
     def feed(self, block: bytes) -> Iterator[InviteRequest]:
         """Yield the requests whose lines end in this block."""
@@ -242,31 +217,11 @@ _BLOCK_BYTES: Final = 65_536
 STDIN: Final = "stdin"
 
 
-class ByteSource(Protocol):
-    """An unbuffered binary file."""
-
-    def read(self, size: int, /) -> bytes | None:
-        """Wait for the first byte, and return at most `size` bytes; at the end none."""
-        ...
-
-    def close(self) -> None:
-        """Close the file."""
-        ...
-
-    def fileno(self) -> int:
-        """Return its descriptor."""
-        ...
-
-
 class Parser(Protocol[T_co]):
     """Parses blocks of bytes into items. All items of a block are read before the next block is fed."""
 
     def feed(self, block: bytes, /) -> Iterator[T_co]:
-        """Yield the items that are complete after this block.
-
-        Raises:
-            InvalidRequestError: The block holds something else. The text names the source and the line.
-        """
+        """Yield the items that are complete after this block."""
         ...
 
     def end(self) -> Iterator[T_co]:
@@ -279,28 +234,14 @@ def stdin_is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def stdin_source() -> ByteSource:
+def stdin_source() -> BinaryIO:
     """Return stdin, unbuffered: a thread waiting in a buffered read would keep the interpreter from ending."""
-    buffer: Any = sys.stdin.buffer
-    source: ByteSource = getattr(buffer, "raw", buffer)
+    source: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
     return source
 
 
-def file_source(path: Path) -> ByteSource:
-    """Open a file, or a FIFO.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
-    return path.open("rb", buffering=0)
-
-
 def check_file(path: Path) -> None:
-    """Refuse a path that is not a file; a FIFO counts as a file.
-
-    Raises:
-        InvalidRequestError: The path does not exist, or is a folder.
-    """
+    """Refuse a path that is not a file; a FIFO counts as a file."""
     if path.is_dir():
         raise InvalidRequestError(f"{path} is a folder, not a file")
     # Not is_file(), which is false for a FIFO.
@@ -308,6 +249,7 @@ def check_file(path: Path) -> None:
         raise InvalidRequestError(f"{path}: the file does not exist")
 
 
+@define(eq=False)
 class Items(Generic[T]):
     """An async iterator over the items of a source. It opens the source when the first item is requested.
 
@@ -326,16 +268,14 @@ class Items(Generic[T]):
         OSError: While iterating: the source cannot be opened or read.
     """
 
-    def __init__(self, opened: Callable[[], ByteSource], parser: Parser[T]) -> None:
-        self._opened = opened
-        self._parser = parser
-        self._source: ByteSource | None = None
-        self._reading: Run[bytes | None] | None = None
-        self._items: Iterator[T] = iter(())
-        # Whether the source was read to its end. Items of the last block may still be left.
-        self._is_read = False
-        self.is_over = False
-        self.is_file = False
+    _opened: Callable[[], BinaryIO]
+    _parser: Parser[T]
+    is_over: bool = False
+    is_file: bool = False
+    _source: BinaryIO | None = None
+    _reading: Run[bytes | None] | None = None
+    _items: Iterator[T] = field(factory=lambda: iter(()))
+    _is_read: bool = False  # whether the source was read to its end; items of the last block may still be left
 
     def __aiter__(self) -> Self:
         return self
@@ -352,33 +292,22 @@ class Items(Generic[T]):
             if self._is_read:
                 self.is_over = True
                 raise StopAsyncIteration
-            await self._read_on()
-
-    async def _read_on(self) -> None:
-        # The read runs in a daemon thread, so that a read that never returns does not keep the program from
-        # ending. A read that a cancellation left behind is taken up again here, so no block is lost.
-        self._reading = self._reading or start(self._block)
-        await self._reading.over.wait()
-        reading, self._reading = self._reading, None
-        block = reading.result()
-        self._is_read = not block
-        self._items = self._parser.feed(block) if block else self._parser.end()
+            # The read runs in a daemon thread, so that a read that never returns does not keep the program from
+            # ending. A read that a cancellation left behind is taken up again here, so no block is lost.
+            self._reading = self._reading or start(self._block)
+            await self._reading.over.wait()
+            reading, self._reading = self._reading, None
+            block = reading.result()
+            self._is_read = not block
+            self._items = self._parser.feed(block) if block else self._parser.end()
 
     def _block(self) -> bytes | None:
         if self._source is None:
             self._source = self._opened()
-            self.is_file = _is_file(self._source)
+            with suppress(OSError, ValueError):  # not a file of the operating system, as in a test
+                self.is_file = stat.S_ISREG(os.fstat(self._source.fileno()).st_mode)
         return self._source.read(_BLOCK_BYTES)
 
     def close(self) -> None:
-        """Close the source."""
         if self._source is not None:
             self._source.close()
-
-
-def _is_file(source: ByteSource) -> bool:
-    try:
-        return stat.S_ISREG(os.fstat(source.fileno()).st_mode)
-    except (OSError, ValueError):
-        # Not a file of the operating system, as in a test.
-        return False

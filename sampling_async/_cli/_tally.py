@@ -33,7 +33,6 @@ _KEPT_FAILURES: Final = 20
 
 
 def exit_code_of(error: SamplingError) -> int:
-    """Return the exit code of a failed call."""
     if isinstance(error, InvalidRequestError):
         return USAGE
     if isinstance(error, JournalError) and error.in_use:
@@ -82,7 +81,6 @@ class Tally:
         self._started = self._clock()
 
     def add(self, outcome: InviteOutcome) -> None:
-        """Count an outcome."""
         self.statuses[outcome.status] += 1
         code = outcome.result_code
         self.codes[code, None if code is None else ResultCode.name_of(code) or outcome.result] += 1
@@ -90,23 +88,18 @@ class Tally:
         self.replayed += outcome.replayed
         self._answered += outcome.status in _ANSWERED and not outcome.replayed
         if outcome.error is not None:
-            self._add_failure(outcome.error)
-
-    def _add_failure(self, error: SamplingError) -> None:
-        text = str(error)
-        # Texts can differ in details without end; only the first ones are kept.
-        if text in self.failures or len(self.failures) < _KEPT_FAILURES:
-            self.failures[text] += 1
-        self._exit_codes.add(exit_code_of(error))
+            text = str(outcome.error)
+            # Texts can differ in details without end; only the first ones are kept.
+            if text in self.failures or len(self.failures) < _KEPT_FAILURES:
+                self.failures[text] += 1
+            self._exit_codes.add(exit_code_of(outcome.error))
 
     @property
     def total(self) -> int:
-        """How many outcomes were counted."""
         return self.statuses.total()
 
     @property
     def seconds(self) -> float:
-        """The seconds since the counting began."""
         return self._clock() - self._started
 
     def rate(self) -> float:
@@ -124,7 +117,6 @@ class Tally:
         return next(iter(self._exit_codes))
 
     def in_words(self) -> str:
-        """Return the counts as two lines of text."""
         counts = ", ".join(f"{self.statuses[status]:,} {status.replace('_', ' ')}" for status in STATUSES)
         ids = "quota ID" if self.total == 1 else "quota IDs"
         return f"{self.total:,} {ids} in {self.seconds:.1f} s ({self.rate():,.0f}/s)\n{counts}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from itertools import chain
 from math import isinf
 from pathlib import Path  # noqa: TC003  typer reads it at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,6 +18,7 @@ from rich.text import Text
 from sampling_async import InvalidRequestError, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
+from sampling_async._cli._options import argument, flag, option
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 
 if TYPE_CHECKING:
@@ -43,17 +45,11 @@ _LATENCY_COLUMNS: Final = (
 
 
 def top(
-    path: Annotated[
-        Path, typer.Argument(help="The socket that the process serves.", metavar="SOCKET", show_default=False)
-    ],
-    every: Annotated[
-        float, typer.Option("--every", help="Seconds between two looks.", min=0.1, metavar="SECONDS")
-    ] = 1.0,
+    path: Annotated[Path, argument("SOCKET", "The socket that the process serves.")],
+    every: Annotated[float, option("SECONDS", "Seconds between two looks.", "--every", min=0.1)] = 1.0,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.", metavar="")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each look, on a terminal too.", metavar="")
-    ] = False,
+    once: Annotated[bool, flag("Look once, and end.", "--once")] = False,
+    as_json: Annotated[bool, flag("Print a line of JSON for each look, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show what a running client does: limits, waiting requests, latency, connections.
 
@@ -66,7 +62,8 @@ def top(
     looks = _looks(path, every, is_once=once)
     first = ended_by_failure(lambda: next(looks))
     if show.as_lines(as_json):
-        _print_lines(first, looks)
+        for state in chain([first], looks):
+            show.emit_json(state)
     else:
         _show_live(first, looks, is_once=once)
     if not once:
@@ -79,11 +76,7 @@ class AnotherVersion(ValueError):  # noqa: N818  caught in this module
 
 
 def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
-    """Yield the state until the process goes away.
-
-    Raises:
-        InvalidRequestError: No process serves snapshots there, or only those of another version.
-    """
+    """Yield the state until the process goes away."""
     try:
         yield looked(path)
     except AnotherVersion:
@@ -112,13 +105,6 @@ def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
 
 
 def looked(path: Path) -> State:
-    """Return the state of the process now.
-
-    Raises:
-        OSError: It does not answer.
-        AnotherVersion: It sent no snapshot of this version.
-        ValueError: It sent something that is not JSON.
-    """
     with socket.socket(socket.AF_UNIX) as sock:
         until = time.monotonic() + _PATIENCE
         sock.settimeout(_PATIENCE)
@@ -141,12 +127,6 @@ def looked(path: Path) -> State:
     return state
 
 
-def _print_lines(first: State, looks: Iterator[State]) -> None:
-    show.emit_json(first)
-    for state in looks:
-        show.emit_json(state)
-
-
 def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
     screen = show.screen()
     if is_once:
@@ -164,15 +144,7 @@ def _show_live(first: State, looks: Iterator[State], *, is_once: bool) -> None:
 
 
 def view(state: State, before: State | None, seconds: float, width: int = 80) -> RenderableType:
-    """Return the display of a state.
-
-    Args:
-        state: The state.
-        before: The one before, for rates; None for the first.
-        seconds: The time between the two.
-        width: The columns of the terminal.
-    """
-
+    # `before` is the state of some seconds ago; None for the first.
     def rate(read: Callable[[State], float], unit: str = "") -> str:
         # Another process at the same socket counts from 0, and may have connections where the first had none.
         if before is None or seconds <= 0 or not (before["connections"] or not state["connections"]):
@@ -182,16 +154,20 @@ def view(state: State, before: State | None, seconds: float, width: int = 80) ->
 
     about = f"  process {state['pid']}  sampling-async {state['version']}"
     title = Text.assemble(show.plain(str(state["host"]), "bold"), show.plain(about))
+    pace, tokens, bulk = state["requests_per_second"], state["retry_tokens"], _NONE
+    if state["seconds_per_request"] is not None:
+        bulk = f"{duration(state['seconds_per_request'])} + {duration(state['seconds_per_id'])} a quota ID"
     rows = [
         ("running", f"{state['running']} of {state['max_concurrency']}, limit {state['limit']}"),
         ("waiting", f"{state['waiting']}"),
-        ("breaker", _breaker(state)),
+        ("breaker", "closed" if state["breaker"] == "closed" else f"OPEN for {state['away_for']:.0f} s"),
         ("hold", f"{state['held_for']:.1f} s" if state["held_for"] else "none"),
-        ("pace", _pace(state)),
-        ("retry tokens", _tokens(state["retry_tokens"])),
+        ("pace", "not limited" if pace is None else f"{number(pace)} bulk invites a second"),
+        # JSON has no infinity, so it is null there.
+        ("retry tokens", "unlimited" if tokens is None or isinf(tokens) else number(tokens)),
         ("attempts", f"{state['attempts']:,}, {rate(lambda each: each['attempts'])}"),
         ("failures", f"{state['failures']:,}, {rate(lambda each: each['failures'])}"),
-        ("bulk invite", _line(state)),
+        ("bulk invite", bulk),
     ]
     wires = state["connections"]
     if wires is not None:
@@ -221,26 +197,6 @@ def _latency(state: State, width: int) -> RenderableType:
         for endpoint, found in sorted(state["latency"].items())
     ]
     return show.fitting_table(rows, _LATENCY_COLUMNS, width)
-
-
-def _breaker(state: State) -> str:
-    return "closed" if state["breaker"] == "closed" else f"OPEN for {state['away_for']:.0f} s"
-
-
-def _pace(state: State) -> str:
-    pace = state["requests_per_second"]
-    return "not limited" if pace is None else f"{number(pace)} bulk invites a second"
-
-
-def _tokens(left: float | None) -> str:
-    # JSON has no infinity, so it is null there.
-    return "unlimited" if left is None or isinf(left) else number(left)
-
-
-def _line(state: State) -> str:
-    if state["seconds_per_request"] is None:
-        return _NONE
-    return f"{duration(state['seconds_per_request'])} + {duration(state['seconds_per_id'])} a quota ID"
 
 
 def number(value: float) -> str:

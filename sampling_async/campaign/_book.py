@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from sampling_async.campaign._ledger_file import DueMember, PlannedQuota
     from sampling_async.campaign._lessons import Rule
 
-MOST_TRIES: Final = 3
-"""How often the same pair is requested, if each time the reason passes by itself."""
-
+MOST_TRIES: Final = 3  # how often the same pair is requested, if each time the reason passes by itself
 CLOSED: Final = "closed in the inventory"
+# Failures that say nothing about a pair: all others would fail too, and the pair stays as it was.
 _OF_ALL: Final = (ForbiddenError, OutageError, ClientClosedError)
-"""Failures that say nothing about a pair: all others would fail too, and the pair stays as it was."""
-
 _COMMITTED: Final = frozenset({"pending", "invited", "unknown"})
 
 
@@ -43,61 +40,31 @@ class _Place:
 
 @frozen
 class Ready:
-    """What is requested for a member now, and what was changed for that.
+    """What is requested for a member now, and what was changed for that."""
 
-    Attributes:
-        quota_ids: What to request; it may be nothing.
-        skipped: What ends without another request: `skipped`, or `rejected` as it was answered before.
-        added: What takes its place.
-    """
-
-    quota_ids: tuple[int, ...]
-    skipped: tuple[PairEnd, ...] = ()
-    added: tuple[NewPair, ...] = ()
+    quota_ids: tuple[int, ...]  # what to request; it may be nothing
+    skipped: tuple[PairEnd, ...] = ()  # what ends without another request, as skipped or as it was answered
+    added: tuple[NewPair, ...] = ()  # what takes its place
 
 
 @define
 class Effects:
-    """What some outcomes of a member change.
-
-    Attributes:
-        ends: What became of the pairs.
-        invites: The invites that were made.
-        added: What takes the place of refused pairs, in the member's next turn.
-        closed_quotas: Quotas that are taken out now, with the reason.
-        closed_member: Why the member gets nothing more; None if it may.
-        codes: The service's names of the codes.
-        stop: Why the campaign cannot go on; None if it can.
-    """
+    """What some outcomes of a member change. What is added is for the member's next turn."""
 
     ends: list[PairEnd] = field(factory=list[PairEnd])
     invites: list[MadeInvite] = field(factory=list[MadeInvite])
     added: list[NewPair] = field(factory=list[NewPair])
     closed_quotas: list[tuple[str, int]] = field(factory=list["tuple[str, int]"])
-    closed_member: str | None = None
-    codes: dict[int, str] = field(factory=dict[int, str])
-    stop: str | None = None
+    closed_member: str | None = None  # why the member gets nothing more
+    codes: dict[int, str] = field(factory=dict[int, str])  # the service's names of the codes
+    stop: str | None = None  # why the campaign cannot go on
 
 
 class Book:
     """What is known while a campaign runs: rooms, closed quotas, and counts.
 
-    Args:
-        quotas: The quotas.
-        counts: The number of pairs by quota and state, so far, and their value.
-        rules: What is done about result codes.
-        is_open: Returns whether the newest inventory shows a quota as open.
-        max_turns: How many turns a member gets at most, because something was refused.
-        retry_seconds: How long a pair waits that is requested again.
-        spent: What the invites so far cost.
-        earlier: The pairs of earlier plans, by quota, that were invited or are unknown. The rooms of this plan
-            are without them already.
-
-    Attributes:
-        counts: The number of pairs by state.
-        spent: What the invites cost at most.
-        expected: What the invites are expected to bring.
-        asked: Pairs that were requested and have no outcome yet.
+    `earlier` are the pairs of earlier plans, by quota, that were invited or are unknown. The rooms of this plan
+    are without them already.
     """
 
     def __init__(
@@ -120,10 +87,10 @@ class Book:
         self._is_open = is_open
         self._max_turns = max_turns
         self._retry_seconds = retry_seconds
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # pairs by state
         self.spent = spent
         self.expected = 0.0
-        self.asked = 0
+        self.asked = 0  # pairs that were requested and have no outcome yet
         self.asked_cost = 0.0
         for quota_id, state, count, value in counts:
             self.counts[state] += count
@@ -137,7 +104,6 @@ class Book:
 
     @property
     def pairs(self) -> Pairs:
-        """The pairs, by what became of them."""
         return Pairs(planned=self.counts.total(), **self.counts)
 
     @property
@@ -160,11 +126,9 @@ class Book:
     # --- Before a request
 
     def ready(self, member: DueMember, most: int) -> Ready:
-        """Decide what is requested for a member now. Its quotas that are closed give way to its reserves.
+        """Decide what is requested for a member now, at most `most` pairs: these go from `due` to `waiting`.
 
-        Args:
-            member: The member; what is requested goes from `due` to `waiting`.
-            most: The most pairs that may be requested. The others stay due.
+        Its quotas that are closed give way to its reserves.
         """
         asked: list[int] = []
         skipped: list[PairEnd] = []
@@ -226,13 +190,7 @@ class Book:
     # --- After a request
 
     def record(self, member: DueMember, outcomes: Iterable[InviteOutcome], now: float) -> Effects:
-        """Record outcomes of a member, and decide what they change.
-
-        Args:
-            member: The member.
-            outcomes: Outcomes of what was requested.
-            now: Seconds since 1970.
-        """
+        """Record outcomes of a member, and decide what they change."""
         feedback = Effects()
         for outcome in outcomes:
             if outcome.quota_id not in member.waiting:  # given twice
@@ -278,7 +236,6 @@ class Book:
         )
 
     def _close(self, member: DueMember, outcome: InviteOutcome, feedback: Effects) -> None:
-        """End a pair for good."""
         self._end(outcome.quota_id, outcome.status)
         tries = member.tries.get(outcome.quota_id, 0) + 1
         state, code, reason = outcome.status, outcome.result_code, _reason_of(outcome)

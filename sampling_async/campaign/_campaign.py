@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +14,7 @@ from sampling_async._contract.checks import number_above_0, require_functions, r
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.threads import CancelFlag, in_thread, run_cancellable
 from sampling_async.campaign._files import check_partitions, write_files
-from sampling_async.campaign._ledger import CampaignLedger
+from sampling_async.campaign._ledger import CampaignLedger, with_ledger
 from sampling_async.campaign._lessons import rules_of
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Plan, Planner, plan_of
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from sampling_async import Quotas, Survey
     from sampling_async.campaign._files import InviteFormat
     from sampling_async.campaign._lessons import Lesson, Rule
-    from sampling_async.campaign._panel import Panel
-    from sampling_async.campaign._planning import Cost
+    from sampling_async.campaign._planning import Cost, Panel
     from sampling_async.campaign._summary import Summary
     from sampling_async.matching import MatchPolicy, QuestionKinds
 
@@ -180,7 +180,7 @@ class Campaign:
             # One state for all steps of the plan, which take a while: quotas close meanwhile.
             index = inventory.snapshot()
         else:
-            index = await in_thread(self._indexed, inventory)
+            index = await in_thread(partial(QuotaIndex, inventory, kinds=self._kinds, policy=self._policy))
             if self._client is not None:
                 await self._read_recontacts(self._client, index)
         return Planner(
@@ -204,9 +204,6 @@ class Campaign:
             if target.survey.is_survey_recontact:
                 quota_id = target.quota.quota_id
                 index.recontact(quota_id, [code async for code in client.recontact_members(quota_id)])
-
-    def _indexed(self, inventory: Quotas | Iterable[Survey]) -> QuotaIndex:
-        return QuotaIndex(inventory, kinds=self._kinds, policy=self._policy)
 
     async def _planning(self, planner: Planner, open_seconds: float | None) -> Plan:
         # A thread that is left behind would hold the ledger, and make the plan although it was cancelled.
@@ -242,7 +239,7 @@ class Campaign:
             LedgerError: On entering: the ledger cannot be used, has no plan, belongs to another service or
                 panel, or another run is using it.
         """
-        is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else _always
+        is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else lambda _: True
         return CampaignRun(
             self._require_client(),
             CampaignLedger(self.ledger),
@@ -326,17 +323,3 @@ class Campaign:
 
     async def _reading(self, work: Callable[[CampaignLedger], T]) -> T:
         return await in_thread(with_ledger, self.ledger, work)
-
-
-def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T]) -> T:
-    """Call a function with a ledger that is open, and close it."""
-    ledger = CampaignLedger(path)
-    try:
-        ledger.open()
-        return work(ledger)
-    finally:
-        ledger.close()
-
-
-def _always(_: int) -> bool:
-    return True

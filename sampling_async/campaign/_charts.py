@@ -13,9 +13,7 @@ from markupsafe import Markup, escape
 
 from sampling_async.campaign._summary import Moment, Wait
 
-Values: TypeAlias = Sequence[float | None]
-"""What is drawn of each moment; None where there is nothing to draw."""
-
+Values: TypeAlias = Sequence[float | None]  # what is drawn of each moment; None where there is nothing to draw
 _HEIGHT: Final = 180
 _TOP: Final = 24  # for the unit, above the axis
 _BOTTOM: Final = 40  # for the time and the day, below it
@@ -56,7 +54,6 @@ def bar(whole: float, parts: Mapping[str, float]) -> Markup:
 
 
 def stacked_bar(parts: Mapping[str, float], label: str) -> Markup:
-    """Return a bar that is the whole of its parts."""
     segments = _segments(sum(parts.values()), parts)
     return _tag("svg", _tag("title", label), *segments, class_="account", role="img", aria_label=label)
 
@@ -72,15 +69,7 @@ def _segments(whole: float, parts: Mapping[str, float]) -> Iterator[Markup]:
 
 
 def histogram(bins: Sequence[int], edges: Sequence[str], *, label: str, unit: str, below: str) -> Markup:
-    """Return a bar for each bin, with its number above.
-
-    Args:
-        bins: The numbers.
-        edges: Where each bin begins; the last one has no end.
-        label: What the chart shows, for those who do not see it.
-        unit: What is counted.
-        below: What the edges are.
-    """
+    """Return a bar for each bin, with its number above."""
     width = 1 / len(bins)
     scale = Scale(max(bins))
     bars = (
@@ -118,7 +107,6 @@ class Scale:
         self.ticks = [step * place for place in range(math.ceil(highest / step * (1 - 1e-9)) + 1)]
 
     def share(self, value: float) -> float:
-        """Return where a value is, from 0 to 1."""
         return _share_of(value, self.ticks[-1])
 
 
@@ -131,13 +119,11 @@ class Span:
 
     @classmethod
     def of(cls, moments: Sequence[Moment]) -> Span:
-        """Return the time from the first moment to the end of the last."""
         began = min(_stamp(moment.at) for moment in moments)
         ended = max(_stamp(moment.at) + moment.seconds for moment in moments)
         return cls(began, max(ended, began + 0.001))
 
     def share(self, stamp: float) -> float:
-        """Return where a time is, from 0 to 1."""
         return _share_of(stamp - self.began, self.ended - self.began)
 
     def ticks(self) -> list[tuple[float, str, str]]:

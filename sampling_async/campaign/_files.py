@@ -7,10 +7,11 @@ import os
 import shutil
 import stat
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -47,44 +48,22 @@ _BY: Final = {
 _OTHER_NAMES: Final = ("pairs.parquet", "summary.json", "report.html")
 _INVITE_NAMES: Final = frozenset({"invites", "invites.parquet", "invites.jsonl"})
 _NAMES: Final = _INVITE_NAMES.union(_OTHER_NAMES)
-_UNFINISHED: Final = ".campaign-"
-"""How the name of a folder begins whose files are not complete yet."""
-
-PARTITIONS: Final = tuple(_BY)
-"""The columns by which invites can be divided into folders."""
+_UNFINISHED: Final = ".campaign-"  # how the name of a folder begins whose files are not complete yet
+PARTITIONS: Final = tuple(_BY)  # the columns by which invites can be divided into folders
 
 
 def _schemas() -> tuple[Any, Any]:
-    invites = [
-        ("member_code", pa.string()),
-        ("quota_id", pa.int64()),
-        ("survey_id", pa.int64()),
-        ("wave_id", pa.int64()),
-        ("url", pa.string()),
-        ("partner_amount", pa.float64()),
-        ("member_amount", pa.float64()),
-        ("loi", pa.int64()),
-        ("ir", pa.int64()),
-        ("invited_at", pa.timestamp("us", tz="UTC")),
-    ]
-    pairs = [
-        ("member_code", pa.string()),
-        ("quota_id", pa.int64()),
-        ("plan", pa.int64()),
-        ("certain", pa.bool_()),
-        ("status", pa.string()),
-        ("result_code", pa.int64()),
-        ("reason", pa.string()),
-    ]
+    text, whole, real = pa.string(), pa.int64(), pa.float64()
+    invites = {"member_code": text, "quota_id": whole, "survey_id": whole, "wave_id": whole, "url": text}
+    invites |= {"partner_amount": real, "member_amount": real, "loi": whole, "ir": whole}
+    invites |= {"invited_at": pa.timestamp("us", tz="UTC")}
+    pairs = {"member_code": text, "quota_id": whole, "plan": whole, "certain": pa.bool_()}
+    pairs |= {"status": text, "result_code": whole, "reason": text}
     return pa.schema(invites), pa.schema(pairs)
 
 
 def check_partitions(partitions: Sequence[str], kind: InviteFormat) -> None:
-    """Refuse partitions or a format that there is not.
-
-    Raises:
-        InvalidRequestError: The text says what there is.
-    """
+    """Refuse partitions or a format that there is not."""
     wrong = [name for name in partitions if name not in PARTITIONS]
     if wrong or len(set(partitions)) < len(partitions):
         raise InvalidRequestError(
@@ -105,26 +84,7 @@ def write_files(
     kind: InviteFormat = "parquet",
     title: str = "Campaign",
 ) -> Summary:
-    """Write all files of a campaign to a folder. Each appears when it is complete, and replaces an older one.
-
-    Args:
-        ledger: The ledger, open.
-        rules: What is done about result codes.
-        folder: The folder; it is made if there is none.
-        wanted: Checked while files are written, and before any is replaced.
-        partitions: The columns by which invites are divided into folders, such as `survey_id=7/day=2026-11-23`.
-        kind: The format of the invites.
-        title: The title of the report.
-
-    Returns:
-        The summary that was written.
-
-    Raises:
-        InvalidRequestError: A partition does not exist, a file cannot be written, or the folder holds files
-            that are not of this campaign.
-        LedgerError: The ledger cannot be read.
-        ImportError: Jinja2 is missing; the text says what to install.
-    """
+    """Write all files of a campaign. Each appears when it is complete, and replaces an older one."""
     check_partitions(partitions, kind)
     report = _report()
     summary = summary_of(ledger, rules)
@@ -202,11 +162,7 @@ def _is_left_over(path: Path) -> bool:
 
 
 def require_own_folder(folder: Path, ledger: Path) -> None:
-    """Refuse a folder that holds files of these names, unless they are of an earlier call for the same ledger.
-
-    Raises:
-        InvalidRequestError: The text says what is in the way.
-    """
+    """Refuse a folder with files of these names that are not of an earlier call for the same ledger."""
     there = sorted(name for name in (*_INVITE_NAMES, *_OTHER_NAMES) if (folder / name).exists())
     if not there:
         return
@@ -221,7 +177,6 @@ def require_own_folder(folder: Path, ledger: Path) -> None:
 
 
 def _replace(new: Path, old: Path) -> None:
-    """Put a file or folder in the place of an older one."""
     if not new.is_dir():
         new.replace(old)
         return
@@ -262,19 +217,9 @@ def _write_invites(
     folder.mkdir()
     # A column that is in the name of the folder is not in the file too: readers would find it twice.
     rest = pa.schema([each for each in schema if each.name not in partitions])
-    writer: Any = None
-    last: Path | None = None
-    try:
-        for path, rows in _by_partition(batches, partitions, folder):
-            if path != last:
-                if writer is not None:
-                    writer.close()
-                path.mkdir(parents=True)
-                writer, last = _writer(path / f"invites.{kind}", rest), path
-            writer.write_batch(rows.select(rest.names))
-    finally:
-        if writer is not None:
-            writer.close()
+    for path, parts in groupby(_by_partition(batches, partitions, folder), key=itemgetter(0)):
+        path.mkdir(parents=True)
+        _write_one((rows.select(rest.names) for _, rows in parts), rest, path / f"invites.{kind}")
 
 
 def _by_partition(
@@ -294,12 +239,13 @@ def _by_partition(
 
 
 def _write_one(batches: Iterable[Any], schema: Any, path: Path) -> None:
-    writer = _writer(path, schema)
-    try:
+    make_private(path)
+    is_parquet = path.suffix == ".parquet"
+    with closing(
+        import_module("pyarrow.parquet").ParquetWriter(path, schema) if is_parquet else _Lines(path)
+    ) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    finally:
-        writer.close()
 
 
 def _write_text(text: str, path: Path) -> None:
@@ -307,21 +253,11 @@ def _write_text(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _writer(path: Path, schema: Any) -> Any:
-    make_private(path)
-    if path.suffix == ".parquet":
-        return import_module("pyarrow.parquet").ParquetWriter(path, schema)
-    return _Lines(path)
-
-
 class _Lines:
-    """Writes record batches as lines of JSON."""
-
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
 
     def write_batch(self, batch: Any) -> None:
-        """Write the rows of a batch."""
         for row in batch.to_pylist():
             plain = {
                 name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()
@@ -329,5 +265,4 @@ class _Lines:
             self._file.write(json.dumps(plain, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.requests import member_code_of
@@ -18,9 +18,11 @@ from sampling_async.campaign._limits import Limits
 if TYPE_CHECKING:
     import os
     import sqlite3
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from sampling_async.campaign._ledger_file import Notes
+
+T = TypeVar("T")
 
 _WINDOW: Final = """
 SELECT m.id, m.code, m.closed, m.reserves, p.quota, p.plan, p.tries, p.code,
@@ -43,12 +45,9 @@ SELECT r.member, q.value FROM requests AS r, json_each(r.quotas) AS q
 JOIN pairs AS p ON p.member = r.member AND p.quota = q.value AND p.plan = ? AND p.state = 'pending'
 """
 
-INVITED: Final = "state IN ('invited', 'unknown')"
-"""Whether there is an invite, or may be one."""
-
+INVITED: Final = "state IN ('invited', 'unknown')"  # whether there is an invite, or may be one
+# Whether a pair was requested: one that waits for another try was too.
 ASKED: Final = "(state NOT IN ('pending', 'skipped') OR code IS NOT NULL)"
-"""Whether a pair was requested: one that waits for another try was too."""
-
 KILLED: Final = "the process ended before the response came"
 LAST_SIGN: Final = """
 max(began, coalesce((SELECT max(slot) FROM moments WHERE run = runs.id), began),
@@ -60,34 +59,18 @@ REPLANNED: Final = "planned anew"
 
 
 class CampaignLedger(LedgerFile):
-    """One use of a campaign's ledger.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        plan: The number of the latest plan; 0 before the first one.
-    """
+    """One use of a campaign's ledger."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self.plan = 0
 
     def open(self, *, make: bool = False) -> None:
-        """Open the file; with `make`, make it if there is none.
-
-        Raises:
-            LedgerError: It does not exist, cannot be opened, or is something else.
-        """
         super().open(make=make)
         self._read_plan()
 
     def lock(self) -> None:
-        """Take the ledger for a run, which writes outcomes; there is one at a time.
-
-        Raises:
-            LedgerError: Another run has it.
-        """
+        """Take the ledger for a run, which writes outcomes; there is one at a time."""
         super().lock()
         if self.is_open:
             self._read_plan()  # until now others could make another one
@@ -103,12 +86,10 @@ class CampaignLedger(LedgerFile):
         return rows[0][0] if rows else None
 
     def note(self, **facts: object) -> None:
-        """Note facts, each by its name."""
         with self._writing() as database:
             _note(database, facts)
 
     def limits(self) -> Limits:
-        """Return the limits that hold."""
         return self._limits_of(self.fact("limits"))
 
     def _limits_of(self, text: str | None) -> Limits:
@@ -118,11 +99,7 @@ class CampaignLedger(LedgerFile):
             raise LedgerError(f"holds limits that cannot be used: {exc}", path=self.path) from exc
 
     def change_limits(self, **changes: Any) -> Limits:
-        """Change some limits and return all. A run of another process heeds them within a second.
-
-        Raises:
-            InvalidRequestError: A limit is unknown, or its value is not possible.
-        """
+        """Change some limits and return all. A run of another process heeds them within a second."""
         with self._writing() as database:
             found = database.execute("SELECT value FROM facts WHERE name = 'limits'").fetchone()
             limits = self._limits_of(None if found is None else found[0]).changed(**changes)
@@ -146,7 +123,6 @@ class CampaignLedger(LedgerFile):
             raise
 
     def quotas(self) -> list[PlannedQuota]:
-        """Return the quotas."""
         query = (
             "SELECT q.id, q.survey, q.wave, q.name, q.currency, q.room, t.value, t.cost, q.closed"
             " FROM quotas AS q JOIN (SELECT quota AS id, value, cost, max(plan) FROM terms GROUP BY quota) AS t"
@@ -206,11 +182,7 @@ class CampaignLedger(LedgerFile):
     # --- A run
 
     def begin_run(self, now: float) -> int:
-        """Note that a run begins, and end what the one before left: what was in flight is unknown.
-
-        Returns:
-            The number of the run.
-        """
+        """Note that a run begins, and return its number. What the one before had in flight is unknown."""
         with self._writing() as database:
             self._end_lost(database)
             # What could not be sent is requested again at once: this may be another day. A refusal stays one.
@@ -242,43 +214,40 @@ class CampaignLedger(LedgerFile):
         database.execute("DELETE FROM requests")
 
     def end_run(self, run: int, now: float, reason: str) -> None:
-        """Note that a run has ended, and why."""
         with self._writing() as database:
             database.execute("UPDATE runs SET ended = ?, reason = ? WHERE id = ?", (now, reason, run))
 
     def last_request(self) -> int:
-        """Return the number of the last request."""
         return int(self.fact("requests") or 0)
 
     def last_wait(self) -> int:
-        """Return the number of the last wait."""
-        return int(self._rows("SELECT coalesce(max(id), 0) FROM waits")[0][0])
+        return int(self._value("SELECT coalesce(max(id), 0) FROM waits"))
 
     def spent(self) -> float:
         """Return what the invites so far cost at most."""
-        query = (
+        return self._value(
             "SELECT coalesce(sum(max(t.cost, coalesce(i.member_amount, 0))), 0.0) FROM invites AS i"
             " JOIN pairs AS p ON p.member = i.member AND p.quota = i.quota AND p.state = 'invited'"
             " JOIN terms AS t ON t.quota = p.quota AND t.plan = p.plan"
         )
-        return float(self._rows(query)[0][0])
 
     def doubtful(self) -> float:
         """Return what the pairs cost whose outcome is unknown, if all of them are invites."""
-        query = (
+        return self._value(
             "SELECT coalesce(sum(t.cost), 0.0) FROM pairs AS p JOIN terms AS t USING (quota, plan)"
             " WHERE p.state = 'unknown'"
         )
-        return float(self._rows(query)[0][0])
 
     def invited(self) -> int:
         """Return how many invites were made, or may have been made."""
-        return int(self._rows(f"SELECT count(*) FROM pairs WHERE {INVITED}")[0][0])  # noqa: S608
+        return int(self._value(f"SELECT count(*) FROM pairs WHERE {INVITED}"))  # noqa: S608
 
     def asked(self) -> int:
         """Return how many members had a request."""
-        query = f"SELECT count(DISTINCT member) FROM pairs WHERE {ASKED}"  # noqa: S608  a constant
-        return int(self._rows(query)[0][0])
+        return int(self._value(f"SELECT count(DISTINCT member) FROM pairs WHERE {ASKED}"))  # noqa: S608
+
+    def _value(self, query: str) -> float:
+        return self._rows(query)[0][0]  # type: ignore[no-any-return]
 
     def pending(self, now: float) -> tuple[int, float] | None:
         """Return the next turn, and when its first pair is due; None if no pair is pending."""
@@ -316,12 +285,7 @@ class CampaignLedger(LedgerFile):
         return [*members.values()]
 
     def write(self, notes: Iterable[Notes], requests: int) -> None:
-        """Write notes. They are on disk when this returns.
-
-        Args:
-            notes: The notes, in their order.
-            requests: The number of the last request.
-        """
+        """Write notes. They are on disk when this returns."""
         with self._writing() as database:
             for each in notes:
                 self._write(database, each)
@@ -347,7 +311,6 @@ class CampaignLedger(LedgerFile):
     # --- What others read
 
     def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a query, for summaries."""
         return self._rows(query, values)
 
     def read_on(self, query: str, *values: Any) -> Iterator[Sequence[tuple[Any, ...]]]:
@@ -356,6 +319,16 @@ class CampaignLedger(LedgerFile):
             cursor = self._connection.execute(query, values)
             while some := cursor.fetchmany(10_000):
                 yield some
+
+
+def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T]) -> T:
+    """Call a function with a ledger that is open, and close it."""
+    ledger = CampaignLedger(path)
+    try:
+        ledger.open()
+        return work(ledger)
+    finally:
+        ledger.close()
 
 
 class Planning:
@@ -373,16 +346,7 @@ class Planning:
         database.execute("UPDATE members SET closed = NULL, reserves = '[]'")
 
     def check(self, codes: Sequence[str], first: int, name: str) -> None:
-        """Refuse a panel in which two members have the same code, or one has a code that cannot be sent.
-
-        Args:
-            codes: The next codes.
-            first: The place of the first of them in the panel.
-            name: What to call the panel.
-
-        Raises:
-            InvalidRequestError: A code was there before or cannot be sent. The text names the row only.
-        """
+        """Refuse a panel in which two members have the same code, or one has a code that cannot be sent."""
         execute = self._database.execute
         execute("CREATE TEMP TABLE IF NOT EXISTS seen (code TEXT PRIMARY KEY) WITHOUT ROWID")
         for at, code in enumerate(codes):
@@ -434,12 +398,10 @@ class Planning:
         )
 
     def invited(self) -> int:
-        """Return how many invites earlier plans have made, or may have made."""
         query = f"SELECT count(*) FROM pairs WHERE {INVITED}"  # noqa: S608  a constant
         return int(self._database.execute(query).fetchone()[0])
 
     def note(self, **facts: object) -> None:
-        """Note facts, each by its name."""
         _note(self._database, facts)
 
 

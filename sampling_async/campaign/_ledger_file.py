@@ -39,32 +39,19 @@ class PlannedQuota:
 
 @define
 class DueMember:
-    """A member whose turn it is.
+    """A member whose turn it is."""
 
-    Attributes:
-        id: Its number in the ledger.
-        code: The member code.
-        closed: Why it gets nothing more; None if it may.
-        due: The quotas to request now, each with how often that was tried.
-        refused: The result code that the service answered last, for those of `due` that it did answer.
-        reserves: The quotas that may take the place of others, the best first.
-        turn: Which turn it is; a member gets a second one if something was refused.
-        waiting: The quotas that were requested and have no outcome yet.
-        added: How many pairs were planned for it, reserves included.
-        was_asked: Whether it had a request before.
-    """
-
-    id: int
+    id: int  # its number in the ledger
     code: str = field(repr=hidden)
-    closed: str | None
-    reserves: list[int]
-    turn: int
-    due: dict[int, int] = field(factory=dict[int, int])
-    refused: dict[int, int] = field(factory=dict[int, int])
-    waiting: set[int] = field(factory=set[int])
+    closed: str | None  # why it gets nothing more; None if it may
+    reserves: list[int]  # quotas that may take the place of others, the best first
+    turn: int  # which turn it is; a member gets a second one if something was refused
+    due: dict[int, int] = field(factory=dict[int, int])  # the tries of each quota that is requested now
+    refused: dict[int, int] = field(factory=dict[int, int])  # the last result code of those that were answered
+    waiting: set[int] = field(factory=set[int])  # the quotas that were requested and have no outcome yet
     tries: dict[int, int] = field(factory=dict[int, int])
-    added: int = 0
-    was_asked: bool = False
+    added: int = 0  # how many pairs were planned for it, reserves included
+    was_asked: bool = False  # whether it had a request before
 
 
 class NewPair(NamedTuple):
@@ -124,9 +111,8 @@ class Notes:
     waits: dict[int, tuple[str, float, float]] = field(factory=dict[int, "tuple[str, float, float]"])
 
 
+# Marks the file as a ledger ("SANC"), so that no other database is written to by mistake.
 _APPLICATION: Final = 0x53414E43
-"""Marks the file as a ledger ("SANC"), so that no other database is written to by mistake."""
-
 _FORM: Final = 2
 _BUSY_SECONDS: Final = 30.0
 
@@ -187,11 +173,7 @@ class LedgerError(JournalError):
 
 
 class LedgerFile:
-    """The file of a ledger, for one user of it.
-
-    Args:
-        path: The file.
-    """
+    """The file of a ledger, for one user of it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -206,11 +188,7 @@ class LedgerFile:
         return f"<Ledger {self.path}>"
 
     def open(self, *, make: bool = False) -> None:
-        """Open the file; with `make`, make it if there is none.
-
-        Raises:
-            LedgerError: It does not exist, cannot be opened, or is something else.
-        """
+        """Open the file; with `make`, make it if there is none."""
         if self._database is not None:
             return
         with self._failing("cannot be opened"):
@@ -245,11 +223,7 @@ class LedgerFile:
             raise LedgerError(f"has form {form}, and this version reads form {_FORM}", path=self.path)
 
     def close(self, *, removed: bool = False) -> None:
-        """Close the file, and release it for other runs.
-
-        Args:
-            removed: Whether to remove it before it is released, so that nobody else can be using it.
-        """
+        """Close the file, and release it for other runs; with `removed`, remove it before."""
         with self._turn:
             self._is_gone = True
             database, self._database = self._database, None
@@ -261,11 +235,7 @@ class LedgerFile:
             self.unlock()
 
     def lock(self) -> None:
-        """Take the ledger for a run, which writes outcomes; there is one at a time.
-
-        Raises:
-            LedgerError: Another run has it.
-        """
+        """Take the ledger for a run, which writes outcomes; there is one at a time."""
         try:
             self._lock.take()
         except JournalError:
@@ -283,9 +253,6 @@ class LedgerFile:
 
         What is written to a file that was removed or replaced is lost in the end. The child of a fork does not
         have it: if its parent ends, another run may begin.
-
-        Raises:
-            LedgerError: The run does not have it any more.
         """
         if self._lock_file is not None and not self._lock.is_held:
             raise LedgerError("is not that of this process, which was forked from its run", path=self.path)
@@ -302,7 +269,6 @@ class LedgerFile:
             raise LedgerError("is no longer needed: its user stopped waiting", path=self.path)
 
     def unlock(self) -> None:
-        """Release the ledger for other runs."""
         self._lock_file = None
         self._lock.release()
 
@@ -312,7 +278,6 @@ class LedgerFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether the file is open."""
         return self._database is not None
 
     @property
@@ -335,5 +300,4 @@ class LedgerFile:
             return self._connection.execute(query, *values).fetchall()
 
     def error(self, reason: str) -> LedgerError:
-        """Return an error about this ledger."""
         return LedgerError(reason, path=self.path)

@@ -67,89 +67,87 @@ _ENABLE: Final = "Ask the operator whether the panel should get this."
 _CLOSED: Final = "Nothing to do. Read quotas more often, or follow notifications, to see it sooner."
 _MEMBER: Final = "Check whether the member is registered and active at the service."
 _CAP: Final = "Give such members fewer invites: fill the column invites_left."
+_USED_UP: Final = "The partner's share of the survey is used up."
+_SCREENED_OUT: Final = "The member was screened out before: fill the column exclude_surveys."
 _PANEL: Final = (
     "Check the PanelGUID and the key, then ask the operator. The campaign continues when it is run again."
 )
 
+_ADVICE: Final[Mapping[Lesson, Mapping[int, str]]] = {
+    Lesson.STOP: {
+        ResultCode.PANEL_DOES_NOT_EXIST: _PANEL,
+        ResultCode.PANEL_NOT_ES_ENABLED: _PANEL,
+        ResultCode.NO_PANEL_GUID: _PANEL,
+        ResultCode.PANEL_INVALID_ES_REQUEST: _PANEL,
+    },
+    Lesson.QUOTA: {
+        ResultCode.QUOTA_NOT_LIVE: _CLOSED,
+        ResultCode.QUOTA_FULL: _CLOSED,
+        ResultCode.NO_QUOTA_ID: "The quota is gone: read the inventory again.",
+        ResultCode.QUOTA_NOT_ES_ENABLED: _ENABLE,
+        ResultCode.INTERVALLIC_QUOTA_NOTAVAILBLE: "The quota opens again later: top up then.",
+        ResultCode.STARTS_THRESHOLD_ACHIEVED: "Temporary: top up later.",
+        ResultCode.SUB_QUOTA_FULL: "A group of the quota is full; read the inventory again, then top up.",
+        ResultCode.IP_EXTERNAL_RESPONDENTTYPE_FULL: _CLOSED,
+        ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA: _PROFILE,
+    },
+    Lesson.SURVEY: {
+        ResultCode.SURVEY_DOES_NOT_EXIST: _CLOSED,
+        ResultCode.SURVEY_NOT_FOR_RECONTACT: "Ask the operator: the survey is no recontact.",
+        ResultCode.SURVEY_NOT_ENABLED_FOR_IP_ES: _ENABLE,
+        ResultCode.SURVEY_NOT_AVAILABLE_FOR_PARTNER: _ENABLE,
+        ResultCode.IP_PROVIDER_COST_NOMATCH: "Compare the agreed prices with the operator.",
+        ResultCode.SURVEY_COMPLETES_CAP_ACHIEVED: _CLOSED,
+        ResultCode.SURVEY_IPPARTNER_COMPLETES_ALLOCATION_ACHIEVED: _USED_UP,
+    },
+    Lesson.MEMBER: {
+        ResultCode.NO_MEMBER_FOUND: _MEMBER,
+        ResultCode.NO_MEMBER_CODE: _MEMBER,
+        ResultCode.MEMBER_NOT_ROUTABLE: _MEMBER,
+        ResultCode.MEMBER_BLOCKED: "The service has blocked the member: leave it out.",
+        ResultCode.MEMBER_NOT_ACTIVE: _MEMBER,
+        ResultCode.MAX_DAILY_EXCEEDED: _CAP,
+        ResultCode.MAX_WEEKLY_EXCEEDED: _CAP,
+        ResultCode.UNABLE_TO_GET_GID: _MEMBER,
+        ResultCode.MEMBER_GID_NOT_AVAILABLE: _MEMBER,
+    },
+    Lesson.MEMBER_SURVEY: {
+        ResultCode.SURVEY_TAKEN: "Fill the column exclude_surveys with what the member holds or took.",
+        ResultCode.ACCOUNT_GROUP_SURVEY_TAKEN: "The member took a related survey.",
+        ResultCode.EXCLUDED_SURVEY_TAKEN: "Fill the column participations.",
+        ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY: "Fill the column device_type.",
+        ResultCode.SURVEY_EXCLUDED: "Excluded by settings: ask the operator which.",
+        ResultCode.SURVEY_STUDY_TYPE_EXCLUDED: "Excluded by settings of the panel.",
+        ResultCode.SURVEY_CUSTOMER_EXCLUDED: "Excluded by settings of the panel.",
+        ResultCode.SURVEY_LOI_MISMATCH: "The survey is too long for these settings.",
+        ResultCode.SURVEY_VERIFICATION_LEVEL_FAILED: _MEMBER,
+        ResultCode.PREVIOUSLY_TERMINATED_SCREENER: _SCREENED_OUT,
+    },
+    Lesson.PAIR: {
+        ResultCode.NON_QUOTA_DEMOGRAPHIC_REJECTION: _PROFILE,
+        ResultCode.NO_RECONTACT_GID: "Read the recontact list into the index before planning.",
+    },
+    Lesson.LATER: {ResultCode.TECHNICAL_ERROR: "A fault of the service: tell the operator if it stays."},
+}
+_IN_A_ROW: Final[Mapping[int, int]] = {
+    ResultCode.SUB_QUOTA_FULL: 3,
+    ResultCode.IP_EXTERNAL_RESPONDENTTYPE_FULL: 3,
+    # One member may differ from what the panel says. Many in a row mean that the quota requires something else
+    # than is matched here, and all others would be refused too.
+    ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA: 20,
+}
 LESSONS: Final[Mapping[int, Rule]] = MappingProxyType(
     {
-        ResultCode.PANEL_DOES_NOT_EXIST: Rule(Lesson.STOP, _PANEL),
-        ResultCode.PANEL_NOT_ES_ENABLED: Rule(Lesson.STOP, _PANEL),
-        ResultCode.NO_PANEL_GUID: Rule(Lesson.STOP, _PANEL),
-        ResultCode.PANEL_INVALID_ES_REQUEST: Rule(Lesson.STOP, _PANEL),
-        ResultCode.QUOTA_NOT_LIVE: Rule(Lesson.QUOTA, _CLOSED),
-        ResultCode.QUOTA_FULL: Rule(Lesson.QUOTA, _CLOSED),
-        ResultCode.NO_QUOTA_ID: Rule(Lesson.QUOTA, "The quota is gone: read the inventory again."),
-        ResultCode.QUOTA_NOT_ES_ENABLED: Rule(Lesson.QUOTA, _ENABLE),
-        ResultCode.INTERVALLIC_QUOTA_NOTAVAILBLE: Rule(
-            Lesson.QUOTA, "The quota opens again later: top up then."
-        ),
-        ResultCode.STARTS_THRESHOLD_ACHIEVED: Rule(Lesson.QUOTA, "Temporary: top up later."),
-        ResultCode.SUB_QUOTA_FULL: Rule(
-            Lesson.QUOTA, "A group of the quota is full; read the inventory again, then top up.", in_a_row=3
-        ),
-        ResultCode.IP_EXTERNAL_RESPONDENTTYPE_FULL: Rule(Lesson.QUOTA, _CLOSED, in_a_row=3),
-        ResultCode.SURVEY_DOES_NOT_EXIST: Rule(Lesson.SURVEY, _CLOSED),
-        ResultCode.SURVEY_NOT_FOR_RECONTACT: Rule(
-            Lesson.SURVEY, "Ask the operator: the survey is no recontact."
-        ),
-        ResultCode.SURVEY_NOT_ENABLED_FOR_IP_ES: Rule(Lesson.SURVEY, _ENABLE),
-        ResultCode.SURVEY_NOT_AVAILABLE_FOR_PARTNER: Rule(Lesson.SURVEY, _ENABLE),
-        ResultCode.IP_PROVIDER_COST_NOMATCH: Rule(
-            Lesson.SURVEY, "Compare the agreed prices with the operator."
-        ),
-        ResultCode.SURVEY_COMPLETES_CAP_ACHIEVED: Rule(Lesson.SURVEY, _CLOSED),
-        ResultCode.SURVEY_IPPARTNER_COMPLETES_ALLOCATION_ACHIEVED: Rule(
-            Lesson.SURVEY, "The partner's share of the survey is used up."
-        ),
-        ResultCode.NO_MEMBER_FOUND: Rule(Lesson.MEMBER, _MEMBER),
-        ResultCode.NO_MEMBER_CODE: Rule(Lesson.MEMBER, _MEMBER),
-        ResultCode.MEMBER_NOT_ROUTABLE: Rule(Lesson.MEMBER, _MEMBER),
-        ResultCode.MEMBER_BLOCKED: Rule(Lesson.MEMBER, "The service has blocked the member: leave it out."),
-        ResultCode.MEMBER_NOT_ACTIVE: Rule(Lesson.MEMBER, _MEMBER),
-        ResultCode.MAX_DAILY_EXCEEDED: Rule(Lesson.MEMBER, _CAP),
-        ResultCode.MAX_WEEKLY_EXCEEDED: Rule(Lesson.MEMBER, _CAP),
-        ResultCode.UNABLE_TO_GET_GID: Rule(Lesson.MEMBER, _MEMBER),
-        ResultCode.MEMBER_GID_NOT_AVAILABLE: Rule(Lesson.MEMBER, _MEMBER),
-        ResultCode.SURVEY_TAKEN: Rule(
-            Lesson.MEMBER_SURVEY, "Fill the column exclude_surveys with what the member holds or took."
-        ),
-        ResultCode.ACCOUNT_GROUP_SURVEY_TAKEN: Rule(Lesson.MEMBER_SURVEY, "The member took a related survey."),
-        ResultCode.EXCLUDED_SURVEY_TAKEN: Rule(Lesson.MEMBER_SURVEY, "Fill the column participations."),
-        ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY: Rule(
-            Lesson.MEMBER_SURVEY, "Fill the column device_type."
-        ),
-        ResultCode.SURVEY_EXCLUDED: Rule(Lesson.MEMBER_SURVEY, "Excluded by settings: ask the operator which."),
-        ResultCode.SURVEY_STUDY_TYPE_EXCLUDED: Rule(Lesson.MEMBER_SURVEY, "Excluded by settings of the panel."),
-        ResultCode.SURVEY_CUSTOMER_EXCLUDED: Rule(Lesson.MEMBER_SURVEY, "Excluded by settings of the panel."),
-        ResultCode.SURVEY_LOI_MISMATCH: Rule(
-            Lesson.MEMBER_SURVEY, "The survey is too long for these settings."
-        ),
-        ResultCode.SURVEY_VERIFICATION_LEVEL_FAILED: Rule(Lesson.MEMBER_SURVEY, _MEMBER),
-        ResultCode.PREVIOUSLY_TERMINATED_SCREENER: Rule(
-            Lesson.MEMBER_SURVEY, "The member was screened out before: fill the column exclude_surveys."
-        ),
-        # One member may differ from what the panel says. Many in a row mean that the quota requires something
-        # else than is matched here, and all others would be refused too.
-        ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA: Rule(Lesson.QUOTA, _PROFILE, in_a_row=20),
-        ResultCode.NON_QUOTA_DEMOGRAPHIC_REJECTION: Rule(Lesson.PAIR, _PROFILE),
-        ResultCode.NO_RECONTACT_GID: Rule(
-            Lesson.PAIR, "Read the recontact list into the index before planning."
-        ),
-        ResultCode.TECHNICAL_ERROR: Rule(
-            Lesson.LATER, "A fault of the service: tell the operator if it stays."
-        ),
+        code: Rule(lesson, advice, in_a_row=_IN_A_ROW.get(code, 1))
+        for lesson, codes in _ADVICE.items()
+        for code, advice in codes.items()
     }
 )
 """What a campaign does about each result code. `Campaign(lessons=...)` replaces some or all of it."""
 
 
 def rules_of(lessons: Mapping[int, Rule | Lesson] | None) -> Mapping[int, Rule]:
-    """Return the table with a user's changes.
-
-    Raises:
-        InvalidRequestError: Something in it is neither a rule nor a lesson.
-    """
+    """Return the table with a user's changes."""
     if lessons is None:
         return LESSONS
     made: dict[int, Rule] = dict(LESSONS)

@@ -141,12 +141,9 @@ class Limits:
             "hours": "hours",
             "zone": "time zone of the hours",
         }
-        shown = {label: getattr(self, name) for name, label in names.items()}
-        return {label: _shown(value) for label, value in shown.items() if value is not None}
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
+        values = {label: getattr(self, name) for name, label in names.items()}
+        given = {label: value for label, value in values.items() if value is not None}
+        return {label: value if isinstance(value, str) else f"{value:,}" for label, value in given.items()}
 
 
 class InvitePace:
@@ -158,13 +155,7 @@ class InvitePace:
         self._made = 0
 
     def has_token(self, now: float, made: int, per_minute: float) -> bool:
-        """Return whether the next request may be sent.
-
-        Args:
-            now: Seconds.
-            made: Invites that were made or may be made by what was requested.
-            per_minute: The most invites a minute.
-        """
+        """Return whether the next request may be sent, after so many invites that were or may be made."""
         per_second = per_minute / _MINUTE
         if self._at is not None:
             # Several pairs of a member are requested at once, so that there may be less than no token.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -15,20 +17,26 @@ from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import ResultCode
 from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.campaign._lessons import Lesson, Rule, rule_for
-from sampling_async.campaign._panel import Held, Panel, excluding, missing_questions, source_of
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
+from sampling_async.matching.panel import _files as files
+from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
+from sampling_async.matching.panel._prices import INVITES_LEFT
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator
 
     from sampling_async._contract.records import Quota, Survey
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async.campaign._ledger import CampaignLedger, Planning
     from sampling_async.campaign._limits import Limits
-    from sampling_async.campaign._panel import ReopenablePanel
 
 Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | float"
 """What an invite costs you: one number, by quota ID, or a function of the `Survey` and the `Quota`."""
+
+Panel: TypeAlias = "str | os.PathLike[str] | Callable[[], Any] | Any"
+"""A file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data frame, or a function that
+opens an Arrow stream anew each time it is called."""
 
 _PASSING: Final = frozenset({Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER})
 _NAMED: Final = 5
@@ -84,24 +92,14 @@ class Plan:
 
 @frozen(kw_only=True)
 class Planner:
-    """Everything that a plan is made from.
-
-    Attributes:
-        panel: The panel.
-        index: The inventory.
-        allocate: The allocation.
-        rules: What is done about result codes; for a top-up, which says what was final.
-        cost: What an invite costs.
-        columns: The question or column that each named column of the panel stands for.
-        workers: How many processes match.
-    """
+    """Everything that a plan is made from."""
 
     panel: Panel
     index: QuotaIndex
     allocate: Allocate
-    rules: Mapping[int, Rule]
+    rules: Mapping[int, Rule]  # what is done about result codes; for a top-up, which says what was final
     cost: Cost
-    columns: Mapping[str, str]
+    columns: Mapping[str, str]  # what each named column of the panel stands for
     workers: int
 
     def plan(
@@ -113,27 +111,19 @@ class Planner:
         open_seconds: float | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """Write a plan to a ledger.
-
-        Args:
-            ledger: The ledger, open.
-            wanted: Checked while the panel is read, and before the plan is kept.
-            now: Seconds since 1970.
-            open_seconds: For a top-up: how long an invite counts as one that may still end in a complete.
-            limits: The limits to begin with.
-        """
-        held: Held | None = None
+        """Write a plan; for a top-up, `open_seconds` is how long an invite may still end in a complete."""
+        held: _Held | None = None
         allocate = self._with_reserves()
         if open_seconds is not None:
-            held = Held(self._delivered(ledger), self._left(ledger, now - open_seconds))
+            held = _Held(self._delivered(ledger), self._left(ledger, now - open_seconds))
             allocate = self._topped_up(ledger, allocate, now - open_seconds)
         matcher = PanelMatcher(self.index, allocate)
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
-        source = source_of(self.panel, matcher, self.columns, weight)
+        source = _source_of(self.panel, matcher, self.columns, weight)
 
         def batches() -> Iterator[Any]:
             read = wanted.each(source.opened())
-            return read if held is None else excluding(read, held)
+            return read if held is None else (_offered_less(batch, held) for batch in read)
 
         with _naming(source):
             priced = matcher if allocate.prices is not None else matcher.learn(batches(), workers=self.workers)
@@ -155,7 +145,7 @@ class Planner:
         planning: Planning,
         matcher: PanelMatcher,
         batches: Iterable[Any],
-        source: ReopenablePanel,
+        source: _ReopenablePanel,
         now: float,
     ) -> None:
         terms = matcher.terms()
@@ -213,8 +203,8 @@ class Planner:
                 _cost(self.cost, survey, quota),
             )
 
-    def _warnings(self, source: ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
-        missing = missing_questions(source, matcher)
+    def _warnings(self, source: _ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
+        missing = _missing_questions(source, matcher)
         if missing:
             shown = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
             yield (
@@ -304,7 +294,7 @@ def _cost(cost: Cost, survey: Survey, quota: Quota) -> float:
 
 
 @contextmanager
-def _naming(source: ReopenablePanel) -> Generator[None]:
+def _naming(source: _ReopenablePanel) -> Generator[None]:
     """Put the name of the panel before an error about one of its rows or columns."""
     try:
         yield
@@ -312,3 +302,101 @@ def _naming(source: ReopenablePanel) -> Generator[None]:
         if str(exc).startswith(("row ", "column ")):
             raise InvalidRequestError(f"{source.name}: {exc}") from None
         raise
+
+
+# --- The panel: a file, a query or an Arrow stream, which is read twice
+
+
+@frozen
+class _ReopenablePanel:
+    """A panel that can be opened several times."""
+
+    columns: tuple[str, ...]
+    opened: Callable[[], Iterator[Any]]  # returns its batches, from the first one on
+    name: str  # what to call it in messages
+
+
+def _source_of(
+    panel: Panel, matcher: PanelMatcher, renamed: Mapping[str, str], extra: frozenset[str]
+) -> _ReopenablePanel:
+    """Return a panel, after a look at its columns."""
+    if isinstance(panel, str | os.PathLike):
+        text = os.fspath(panel)
+        names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}
+        opened = partial(files.opened, text, names, renamed, matcher.text_columns)
+        name = "the query" if files.is_query(text) else text
+        source = _ReopenablePanel(opened().columns, lambda: opened().batches, name)
+    else:
+        given = panel if callable(panel) else lambda: panel
+        if not callable(panel) and (
+            not hasattr(panel, "__arrow_c_stream__") or isinstance(panel, pa.RecordBatchReader)
+        ):
+            raise InvalidRequestError(
+                "a campaign reads its panel twice, so it must be a file, a query, a table or data frame, or a "
+                f"function that opens it anew; this is a {type(panel).__name__}"
+            )
+        first = _batches(given(), renamed)
+        try:
+            columns = tuple(next(first).schema.names)
+        except StopIteration:
+            columns = ()
+        source = _ReopenablePanel(columns, lambda: _batches(given(), renamed), "the panel")
+    _check(source, matcher)
+    return source
+
+
+def _missing_questions(source: _ReopenablePanel, matcher: PanelMatcher) -> tuple[int, ...]:
+    """Return the questions of the inventory that the panel has no column for."""
+    return tuple(question_id for question_id in matcher.questions if str(question_id) not in source.columns)
+
+
+def _check(source: _ReopenablePanel, matcher: PanelMatcher) -> None:
+    if not source.columns:
+        raise InvalidRequestError(f"{source.name} has no members")
+    has, questions = f"it has {files.named(source.columns)}", matcher.questions
+    if MEMBER_CODE not in source.columns:
+        raise InvalidRequestError(
+            f"{source.name} has no column {MEMBER_CODE!r}; {has}. Name the column that holds the codes: "
+            f"columns={{'its name': {MEMBER_CODE!r}}}, or --column {MEMBER_CODE}=NAME"
+        )
+    if questions and len(_missing_questions(source, matcher)) == len(questions):
+        raise InvalidRequestError(
+            f"{source.name} has no column for any question of the inventory, such as {questions[0]}; {has}. "
+            f"Name the columns that hold answers: columns={{'its name': '{questions[0]}'}}, or --column "
+            f"{questions[0]}=NAME"
+        )
+
+
+def _batches(stream: Any, renamed: Mapping[str, str]) -> Iterator[Any]:
+    batches: Iterable[Any] = (
+        pa.RecordBatchReader.from_stream(stream) if hasattr(stream, "__arrow_c_stream__") else stream
+    )
+    for batch in batches:
+        names = [renamed.get(name, name) for name in batch.schema.names]
+        yield batch.rename_columns(names) if renamed else batch
+
+
+@frozen
+class _Held:
+    """What members hold of earlier plans, by member code."""
+
+    surveys: Mapping[str, set[int]]  # the surveys that each member must not be offered again
+    left: Mapping[str, int]  # how many more invites a member may get; the others may get all
+
+
+def _offered_less(batch: Any, held: _Held) -> Any:
+    """Return a part of a panel in which members are offered less, because of what they hold."""
+
+    def values(name: str) -> list[Any]:
+        names = batch.schema.names
+        return batch.column(names.index(name)).to_pylist() if name in names else [None] * len(batch)
+
+    codes = list(map(str, values(MEMBER_CODE)))
+    given = zip(codes, values(EXCLUDED), values(INVITES_LEFT), strict=True)
+    surveys, left = list[list[int]](), list[int | None]()
+    for code, had, most in given:
+        surveys.append(sorted({*(had or ()), *held.surveys.get(code, ())}))
+        left.append(min((each for each in (most, held.left.get(code)) if each is not None), default=None))
+    new = {EXCLUDED: pa.array(surveys, pa.list_(pa.int64())), INVITES_LEFT: pa.array(left, pa.int64())}
+    rest = {name: batch.column(name) for name in batch.schema.names if name not in new}
+    return pa.record_batch([*rest.values(), *new.values()], names=[*rest, *new])

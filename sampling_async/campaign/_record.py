@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from attrs import define, field
 
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import SharedRun, in_thread
-from sampling_async.campaign._ledger_file import LedgerError, Notes, PairEnd
-from sampling_async.campaign._summing import Moments
+from sampling_async.campaign._ledger_file import DueMember, LedgerError, Notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,69 +19,44 @@ if TYPE_CHECKING:
     from sampling_async._protocol.requests import Chunk
     from sampling_async.campaign._book import Book, Ready
     from sampling_async.campaign._ledger import CampaignLedger
-    from sampling_async.campaign._ledger_file import DueMember
+    from sampling_async.campaign._summing import Moments
 
-_SHIELDED: Final = 30.0
-"""Seconds that the last notes may take to be written after a cancellation."""
+_SHIELDED: Final = 30.0  # seconds that the last notes may take to be written after a cancellation
 
 
+@define(eq=False)
 class LedgerRecord:
-    """The `Recorder` of one run. A pair is requested once at a time, so it needs no `Replay`.
+    """The `Recorder` of one run. A pair is requested once at a time, so it needs no `Replay`."""
 
-    Args:
-        ledger: The ledger, open and locked.
-        run: The number of the run.
-        book: What is known; it records outcomes.
-        asked: How many members had a request in the runs before.
-        wall_clock: Returns seconds since 1970.
-        clock: Returns seconds, for latencies.
+    _ledger: CampaignLedger
+    moments: Moments
+    _book: Book
+    _wall_clock: Callable[[], float]
+    _clock: Callable[[], float]
+    asked: int  # how many members had a request, in all runs
+    requests: int  # how many requests there were, in all runs
+    changed: Notifier = field(factory=Notifier)
+    stop: str | None = None  # why the campaign cannot go on
+    is_ending: bool = False  # whether what is not sent now goes back to what is pending
+    _members: dict[str, DueMember] = field(factory=dict[str, DueMember])
+    _sent_at: dict[int, float] = field(factory=dict[int, float])
+    _notes: Notes = field(factory=Notes)
+    _unwritten: list[tuple[Notes, int]] = field(factory=list["tuple[Notes, int]"])
+    _noted: int = 0
+    _on_disk: int = 0
+    _owner: tuple[str, str] = ("", "")
+    _writes: SharedRun = field(init=False)
 
-    Attributes:
-        changed: Notifies of each outcome.
-        moments: What happened when.
-        stop: Why the campaign cannot go on; None if it can.
-        asked: How many members had a request, in all runs.
-        is_ending: Whether what is not sent now goes back to what is pending.
-    """
-
-    def __init__(
-        self,
-        ledger: CampaignLedger,
-        run: int,
-        book: Book,
-        *,
-        asked: int,
-        wall_clock: Callable[[], float],
-        clock: Callable[[], float],
-    ) -> None:
-        self.changed = Notifier()
-        self.moments = Moments(run)
-        self.stop: str | None = None
-        self.is_ending = False
-        self._ledger, self._book = ledger, book
-        self._wall_clock, self._clock = wall_clock, clock
-        self._members: dict[str, DueMember] = {}
-        self._sent_at: dict[int, float] = {}
-        self._notes = Notes()
-        self._unwritten: list[tuple[Notes, int]] = []
-        self._noted = self._on_disk = 0
-        self._requests = ledger.last_request()
-        self.asked = asked
-        self._writes = SharedRun(self._write_soon)
-        self._owner = ("", "")
+    @_writes.default
+    def _shared(self) -> SharedRun:
+        return SharedRun(self._write_soon)
 
     @property
     def members(self) -> int:
         """How many members wait for outcomes."""
         return len(self._members)
 
-    @property
-    def requests(self) -> int:
-        """How many requests there were, in all runs."""
-        return self._requests
-
     def is_waiting(self, member_code: str, quota_id: int) -> bool:
-        """Return whether a pair was requested and has no outcome yet."""
         member = self._members.get(member_code)
         return member is not None and quota_id in member.waiting
 
@@ -103,15 +78,10 @@ class LedgerRecord:
     # --- What the fan-out calls
 
     def claim(self, base_url: str, panel_guid: str) -> None:
-        """Set the service and the panel that the ledger must belong to."""
         self._owner = (base_url, panel_guid.lower())
 
     async def open(self) -> None:
-        """Check that the ledger belongs to this service and panel; a new one does from now on.
-
-        Raises:
-            LedgerError: It belongs to another service or panel.
-        """
+        """Check that the ledger belongs to this service and panel; a new one does from now on."""
         known = await in_thread(self._ledger.fact, "owner")
         owner = json.dumps(self._owner)
         if known is None:
@@ -120,18 +90,17 @@ class LedgerRecord:
             raise LedgerError("belongs to another service or panel", path=self._ledger.path)
 
     async def close(self) -> None:
-        """Write what was noted."""
         with anyio.move_on_after(_SHIELDED, shield=True):
             await self.written()
 
     def note_sent(self, chunk: Chunk) -> int:
         """Note that a chunk will be sent, once `written()` has returned. Return its number."""
-        self._requests += 1
+        self.requests += 1
         member = self._members[chunk.member_code]
-        self._notes.sent.append((self._requests, member.id, json.dumps(chunk.quota_ids)))
+        self._notes.sent.append((self.requests, member.id, json.dumps(chunk.quota_ids)))
         self._noted += 1
-        self._sent_at[self._requests] = self._clock()
-        return self._requests
+        self._sent_at[self.requests] = self._clock()
+        return self.requests
 
     def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
         """Note the outcomes of a chunk, and what they change."""
@@ -161,10 +130,7 @@ class LedgerRecord:
         self.stop = self.stop or feedback.stop
         if not member.waiting:
             del self._members[member.code]
-        self._count(now, feedback.ends, latency)
-
-    def _count(self, now: float, ends: list[PairEnd], latency: float) -> None:
-        states = [end.state for end in ends]
+        states = [end.state for end in feedback.ends]
         self.moments.add(
             now,
             latency,
@@ -191,6 +157,6 @@ class LedgerRecord:
     def _write(self) -> None:
         # If the ledger cannot be written, the notes stay, and the next call writes them.
         some = list(self._unwritten)
-        self._ledger.write([notes for notes, _ in some], self._requests)
+        self._ledger.write([notes for notes, _ in some], self.requests)
         self._on_disk = some[-1][1]
         del self._unwritten[: len(some)]

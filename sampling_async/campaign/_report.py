@@ -26,15 +26,9 @@ if TYPE_CHECKING:
     from sampling_async.campaign._charts import Values
     from sampling_async.campaign._summary import Moment, QuotaFill, Summary, WaitKind
 
-FIRST_QUOTAS: Final = 50
-"""So many quotas are seen at once."""
-
-MOST_QUOTAS: Final = 2_000
-"""So many quotas are on the page."""
-
-MOST_WAITS: Final = 50
-"""So many waits are in the table."""
-
+FIRST_QUOTAS: Final = 50  # so many quotas are seen at once
+MOST_QUOTAS: Final = 2_000  # so many quotas are on the page
+MOST_WAITS: Final = 50  # so many waits are in the table
 _LONGEST_TITLE: Final = 120
 _LONGEST_NAME: Final = 60
 _LONGEST_TEXT: Final = 600
@@ -49,11 +43,7 @@ _OUTCOMES: Final = {
     "skipped": "Skipped",
     "pending": "Pending",
 }
-_BY_MINUTE: Final = {
-    "invited": "Invited",
-    "rejected": "Rejected",
-    "not_sent": "Failed (not sent or unknown)",
-}
+_BY_MINUTE: Final = {"invited": "Invited", "rejected": "Rejected", "not_sent": "Failed (not sent or unknown)"}
 _LESSONS: Final[dict[str, str]] = {
     Lesson.PAIR: "leaves out this pair",
     Lesson.QUOTA: "takes out the quota",
@@ -72,12 +62,6 @@ _WAITS: Final[dict[WaitKind, str]] = {
 
 
 def report(summary: Summary, *, title: str = "Campaign") -> str:
-    """Return the report of a campaign as one HTML page.
-
-    Args:
-        summary: The figures of the campaign.
-        title: What the page is about.
-    """
     pairs = summary.pairs
     amounts = {kind: getattr(pairs, kind) for kind in _OUTCOMES}
     sum_of = " + ".join(f"{amount:,} {_OUTCOMES[kind].lower()}" for kind, amount in amounts.items())
@@ -203,7 +187,6 @@ def duration(seconds: float) -> str:
 
 
 def clock(when: datetime) -> str:
-    """Return a time in UTC to the second."""
     return f"{charts.in_utc(when):%Y-%m-%d %H:%M:%S} UTC"
 
 

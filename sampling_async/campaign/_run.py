@@ -16,7 +16,7 @@ from sampling_async.campaign._book import Book
 from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import InvitePace, Limits
 from sampling_async.campaign._record import LedgerRecord
-from sampling_async.campaign._summing import WaitLog, summary_of
+from sampling_async.campaign._summing import Moments, WaitLog, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -28,14 +28,9 @@ if TYPE_CHECKING:
     from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
-_WINDOW: Final = 500
-"""Members that are read from the ledger at a time."""
-
-_POLL: Final = 0.5
-"""Seconds between two looks at the limits and at the client."""
-
-_SIGN: Final = 1.0
-"""Seconds between two signs in the ledger that the run is alive."""
+_WINDOW: Final = 500  # members that are read from the ledger at a time
+_POLL: Final = 0.5  # seconds between two looks at the limits and at the client
+_SIGN: Final = 1.0  # seconds between two signs in the ledger that the run is alive
 
 
 class CampaignRun:
@@ -77,7 +72,7 @@ class CampaignRun:
         self._seen = 0.0
         self._pace = InvitePace()
         self._last_error = ""
-        self._asked_before = 0
+        self._before = 0, 0  # members with a request, and requests, in the runs before
         self._blocks = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -124,12 +119,7 @@ class CampaignRun:
         try:
             await in_thread(self._open)
             self._record = LedgerRecord(
-                self._ledger,
-                self._number,
-                self._book,
-                asked=self._asked_before,
-                wall_clock=self._wall_clock,
-                clock=self._clock,
+                self._ledger, Moments(self._number), self._book, self._wall_clock, self._clock, *self._before
             )
             self._stream = self._client.fan_out(self._requests(), journal=self._record)
             await self._blocks.enter_async_context(self._stream)
@@ -141,7 +131,6 @@ class CampaignRun:
         return self
 
     def _open(self) -> None:
-        """Open the ledger, and read what is known."""
         ledger = self._ledger
         ledger.open()
         ledger.lock()
@@ -158,7 +147,7 @@ class CampaignRun:
             earlier=ledger.earlier(),
         )
         self._waits = WaitLog(ledger.last_wait())
-        self._asked_before = ledger.asked()
+        self._before = ledger.asked(), ledger.last_request()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -277,7 +266,7 @@ class CampaignRun:
             ):
                 await self._wait("rate")
             elif most := self._left(member):
-                self._ends_wait()
+                self.waiting_for = None
                 return most
             elif self._book.asked:
                 # What is in flight may be refused, and leave some of the cap.
@@ -336,7 +325,6 @@ class CampaignRun:
             self.waiting_for = None
 
     async def _wait(self, kind: WaitKind | None, seconds: float = _POLL) -> None:
-        """Wait a little, and note it."""
         began = self._wall_clock()
         if kind is not None:
             self.waiting_for = kind
@@ -346,13 +334,9 @@ class CampaignRun:
             self.note_wait(kind, began)
 
     def note_wait(self, kind: WaitKind, began: float) -> None:
-        """Note a wait until now."""
         wait = self._waits.extend(kind, began, self._wall_clock())
         if wait.ended - wait.began >= 1:
             self._record.note_wait(wait.number, kind, wait.began, wait.ended)
-
-    def _ends_wait(self) -> None:
-        self.waiting_for = None
 
 
 class _Watching(BackgroundService):

@@ -31,15 +31,10 @@ if TYPE_CHECKING:
     from sampling_async.campaign._ledger_file import PlannedQuota
     from sampling_async.campaign._lessons import Rule
 
-SLOT: Final = 10
-"""Seconds in an interval of the ledger."""
-
-_BRIEF: Final = 5.0
-"""Seconds: waits that are closer together are one."""
-
+SLOT: Final = 10  # seconds in an interval of the ledger
+_BRIEF: Final = 5.0  # seconds: waits that are closer together are one
 _FINEST: Final = 0.001
-_RATIO: Final = 1.1
-"""A latency is kept to within 10 %: 0.1 s is in the interval from 0.097 to 0.107 s."""
+_RATIO: Final = 1.1  # a latency is kept to within 10 %: 0.1 s is in the interval from 0.097 to 0.107 s
 
 
 def class_of(seconds: float) -> int:
@@ -72,19 +67,18 @@ class _Slot:
     latencies: Counter[int] = field(factory=Counter[int])
     limit: float | None = None
 
+    def row(self) -> tuple[Any, ...]:
+        return self.requests, self.invited, self.rejected, self.failed, json.dumps(self.latencies), self.limit
 
+
+@define
 class Moments:
-    """The intervals of one run, until they are written.
+    """The intervals of one run, until they are written."""
 
-    Args:
-        run: The number of the run.
-    """
-
-    def __init__(self, run: int) -> None:
-        self._run = run
-        self._slots: dict[int, _Slot] = {}
-        self._changed: set[int] = set()
-        self._latest = 0
+    _run: int
+    _slots: dict[int, _Slot] = field(factory=dict[int, _Slot])
+    _changed: set[int] = field(factory=set[int])
+    _latest: int = 0
 
     def _at(self, now: float) -> _Slot:
         # A clock that is set back must not change intervals that were written.
@@ -93,7 +87,6 @@ class Moments:
         return self._slots.setdefault(at, _Slot())
 
     def add(self, now: float, latency: float, *, invited: int, rejected: int, failed: int) -> None:
-        """Add a request."""
         slot = self._at(now)
         slot.requests += 1
         slot.invited += invited
@@ -102,26 +95,13 @@ class Moments:
         slot.latencies[class_of(latency)] += 1
 
     def note_limit(self, now: float, limit: float) -> None:
-        """Note the client's limit."""
         self._at(now).limit = limit
 
     def taken(self) -> list[tuple[Any, ...]]:
         """Return the rows that have changed since the last call."""
         changed = sorted(self._changed)
         self._changed.clear()
-        rows = [
-            (
-                self._run,
-                at,
-                (slot := self._slots[at]).requests,
-                slot.invited,
-                slot.rejected,
-                slot.failed,
-                json.dumps(slot.latencies),
-                slot.limit,
-            )
-            for at in changed
-        ]
+        rows = [(self._run, at, *self._slots[at].row()) for at in changed]
         # Only the last one may still change.
         for at in changed[:-1]:
             del self._slots[at]
@@ -135,16 +115,12 @@ class _LatestWait:
     ended: float
 
 
+@define
 class WaitLog:
-    """The waits of a run. Those of one kind that follow each other closely are one.
+    """The waits of a run. Those of one kind that follow each other closely are one."""
 
-    Args:
-        last: The number of the last wait of the runs before.
-    """
-
-    def __init__(self, last: int) -> None:
-        self._last = last
-        self._latest: dict[str, _LatestWait] = {}
+    _last: int  # the number of the last wait of the runs before
+    _latest: dict[str, _LatestWait] = field(factory=dict[str, _LatestWait])
 
     def extend(self, kind: str, began: float, ended: float) -> _LatestWait:
         """Add a wait, or make the latest one of its kind longer; return it."""
@@ -164,13 +140,6 @@ def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
     """Return the summary of a campaign.
 
     What was in flight when a process ended is `unknown`, also before the next run notes that.
-
-    Args:
-        ledger: The ledger, open. A run of another process may be writing it.
-        rules: What is done about result codes.
-
-    Raises:
-        LedgerError: It cannot be read, or has no plan.
     """
     is_running = ledger.is_running()
     facts = dict(ledger.read("SELECT name, value FROM facts"))
