@@ -32,11 +32,7 @@ class Unions:
     """A sequence of sets with cached unions, for many unions of some of them.
 
     The sets are in groups of eight. The union of any selection in a group is made once and then looked up, so
-    that one union takes an eighth of the operations.
-
-    Args:
-        sets: The sets; their positions are their places.
-        most_bytes: How large the cache may grow, about; then it is cleared.
+    that one union takes an eighth of the operations. At about `most_bytes`, the cache is cleared.
     """
 
     def __init__(self, sets: Sequence[int], most_bytes: int) -> None:

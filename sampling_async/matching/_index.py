@@ -30,11 +30,7 @@ _LEFT: Final = 2
 
 
 def require_kinds_and_policy(kinds: object, policy: object) -> None:
-    """Check the types of two options of an index.
-
-    Raises:
-        InvalidRequestError: One is of another type.
-    """
+    """Check the types of two options of an index."""
     require_instance(kinds, QuestionKinds | None, "kinds", "a QuestionKinds, such as QuestionKinds.default()")
     require_instance(policy, MatchPolicy | None, "policy", "a MatchPolicy, such as MatchPolicy(missing='no')")
 
@@ -187,12 +183,7 @@ class QuotaIndex:
     def _kept(self, listed: Sequence[int], changed: int) -> int:
         """Return how many parts are kept; the later ones are compiled again, with the quotas that changed.
 
-        Each part is smaller than the one before it, and the newest is last. So few quotas are compiled
-        repeatedly.
-
-        Args:
-            listed: For each part, the quotas that are still listed.
-            changed: How many quotas are in surveys that are new or changed.
+        Each part is smaller than the one before it, so few quotas are compiled repeatedly.
         """
         # Example: parts of 1000 and 100 quotas, of which 10 and 5 are no longer listed; 60 are new or changed.
         # Second part: 95 are left, fewer than 2 * (60 + 5), so it is compiled again, and 60 + 95 quotas are

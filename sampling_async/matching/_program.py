@@ -89,21 +89,7 @@ class DistinctList(Generic[K]):
 
 
 class Program:
-    """A parsed inventory. Places are positions in the lists below.
-
-    Args:
-        surveys: The inventory.
-        kinds: How questions are matched.
-        policy: Rules for the cases that the contract leaves open.
-
-    Attributes:
-        conditions: Every distinct condition.
-        asked: Every distinct set of alternatives about one question.
-        sub_quotas: Every distinct sub-quota.
-        layers: Every distinct layer.
-        targets: The quotas.
-        diagnostics: Reports of what was odd.
-    """
+    """A parsed inventory: lists of its distinct parts, in which places are positions."""
 
     def __init__(self, surveys: Iterable[Survey], kinds: QuestionKinds, policy: MatchPolicy) -> None:
         self.policy = policy

@@ -107,17 +107,11 @@ _UNIONS_BYTES: Final = 2**25
 
 
 class _Plane(NamedTuple):
-    """The sub-quotas at one position of all crossed layers that have so many.
+    """The sub-quotas at one position of all crossed layers that have so many."""
 
-    Attributes:
-        begin: The first bit of these sub-quotas.
-        layers: The layers that have this position, a bit each; always the lowest bits.
-        full: The layers whose sub-quota at this position is full.
-    """
-
-    begin: int
-    layers: int
-    full: int
+    begin: int  # the first bit of these sub-quotas
+    layers: int  # the layers that have this position, a bit each; always the lowest bits
+    full: int  # the layers whose sub-quota at this position is full
 
 
 class _CrossedLayers:
@@ -128,9 +122,6 @@ class _CrossedLayers:
     bits: layers A with three sub-quotas and B with two have, from bit 0 on, A0 B0 A1 B1 A2. A shift then brings
     the sub-quotas of a position to the bits of their layers, and the rule of a layer is applied to all layers
     at once.
-
-    Attributes:
-        places: The place in the program of each bit's sub-quota.
     """
 
     def __init__(self, layers: Sequence[tuple[LayerShape, list[int]]]) -> None:
@@ -146,13 +137,7 @@ class _CrossedLayers:
             self.places += [place for place, _ in having]
 
     def ruled(self, out: int, uncertain: int, policy: MatchPolicy) -> tuple[int, int]:
-        """Return the quotas that the layers rule out, and the quotas that the layers make uncertain.
-
-        Args:
-            out: Sub-quotas that are ruled out.
-            uncertain: Sub-quotas that do not certainly fit.
-            policy: How many sub-quotas of a layer must fit.
-        """
+        """Return the quotas that the layers rule out, and those that they make uncertain."""
         # What is not uncertain fits; what is not ruled out may fit. `layers` masks the bits of later positions.
         sub_quotas = (
             (without(layers, uncertain >> begin), without(layers, out >> begin), full)
@@ -164,19 +149,7 @@ class _CrossedLayers:
 
 
 class _Sorted:
-    """The layers of a program, sorted by how they are matched, each with the quotas that have it.
-
-    Args:
-        program: The program.
-        having: For each layer, the quotas that have it.
-
-    Attributes:
-        never: Quotas with a layer that nobody can fit: it has no sub-quotas, or all of them are full.
-        never_certain: Quotas with a layer that asks for nothing.
-        asked: Alternatives that rule out quotas on their own, by their places in `Program.asked`.
-        choices: Layers with several sub-quotas, all of which ask one and the same question.
-        crossed: All other layers.
-    """
+    """The layers of a program, sorted by how they are matched, each with the quotas that have it."""
 
     def __init__(self, program: Program, having: Sequence[list[int]]) -> None:
         self.never: list[int] = []
@@ -209,15 +182,7 @@ def _is_one_question(program: Program, layer: LayerShape) -> bool:
 
 
 class Segment:
-    """A program prepared for matching one member at a time.
-
-    Args:
-        program: The inventory.
-        order: Places in `program.targets`, best first; bit `n` of every set stands for the `n`th of these.
-
-    Attributes:
-        all: The set of all quotas.
-    """
+    """A program prepared for matching one member at a time; bit `n` of a set is the `n`th best quota."""
 
     def __init__(self, program: Program, order: Sequence[int]) -> None:
         self.all = (1 << len(order)) - 1
@@ -276,11 +241,7 @@ class Segment:
         return question, [places[condition] for condition in asked.conditions]
 
     def match(self, profile: Profile, kinds: QuestionKinds) -> tuple[int, int]:
-        """Return the quotas that a member certainly matches, and those it may match, these included.
-
-        Raises:
-            InvalidRequestError: An answer is not valid for its question, and the inventory asks this question.
-        """
+        """Return the quotas that a member certainly matches, and those it may match, these included."""
         # Start as if nothing was answered, then replace the sets of the questions that were.
         ruled = self._unanswered.copy()
         places, remembered = self._places, self._remembered

@@ -36,11 +36,7 @@ _OF_RECORDS: Final = (
 
 
 def arrow() -> Any:
-    """Import pyarrow; it is `Any` because it has no types.
-
-    Raises:
-        ImportError: It is missing; the text says what to install.
-    """
+    """Import pyarrow, which has no types; an ImportError says what to install."""
     try:
         return import_module("pyarrow")
     except ModuleNotFoundError as exc:

@@ -36,12 +36,7 @@ class Handlers:
         return bool(self._handlers)
 
     def add(self, records: tuple[type[Any], ...], handler: Handler) -> None:
-        """Register a handler.
-
-        Raises:
-            RuntimeError: The inbox is open already.
-            InvalidRequestError: A record has a handler already, or the handler's annotation names another one.
-        """
+        """Register a handler."""
         if self._is_closed:
             raise RuntimeError("register handlers before the inbox is opened: facts may wait in its store")
         annotated = _annotated(handler)
@@ -57,11 +52,7 @@ class Handlers:
         self._handlers.update(dict.fromkeys(records, handler))
 
     def close(self) -> None:
-        """Refuse further handlers.
-
-        Raises:
-            InvalidRequestError: There are handlers, and none for what is not understood.
-        """
+        """Refuse further handlers; and all, if there is none for what is not understood."""
         if self._handlers and UnknownNotification not in self._handlers:
             raise InvalidRequestError(
                 "register a handler for UnknownNotification too: money may be in what was not understood"
@@ -85,11 +76,7 @@ class Handlers:
 
 
 def kind_of(record: Any) -> Kind | None:
-    """Return the kind of a record; None for what was not understood.
-
-    Raises:
-        InvalidRequestError: It is not a record.
-    """
+    """Return the kind of a record; None for what was not understood."""
     if not isinstance(record, type) or record not in RECORDS:
         raise InvalidRequestError(
             f"{record!r} is no notification: Completion, Terminate and the others of"
@@ -99,11 +86,7 @@ def kind_of(record: Any) -> Kind | None:
 
 
 def checked_records(records: tuple[Any, ...]) -> tuple[type[Any], ...]:
-    """Return the records that a handler is registered for.
-
-    Raises:
-        InvalidRequestError: None is given, or one is not a record, as with `@inbox.on` without brackets.
-    """
+    """Return the records that a handler is registered for."""
     if not records or any(inspect.isroutine(record) for record in records):
         raise InvalidRequestError("inbox.on takes the records of the handler: write @inbox.on(Completion)")
     for record in records:

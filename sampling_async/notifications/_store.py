@@ -281,11 +281,7 @@ class Store(Protocol):
 
 
 def run_once(store: S, operation: Callable[[S], T]) -> T:
-    """Open a store that nobody else uses, run one operation in a transaction, and close it.
-
-    Raises:
-        StoreError: The store cannot be opened or written.
-    """
+    """Open a store that nobody else uses, run one operation in a transaction, and close it."""
     store.open()
     try:
         with store.transaction():

@@ -92,11 +92,7 @@ _MEMBER_KINDS: Final = {Kind.INVITE, Kind.COMPLETION, Kind.TERMINATE}
 class FieldReader:
     """The fields of one notification, found by names without case and separators.
 
-    Attributes:
-        unread: The values that were there and could not be read, by name.
-
-    Raises:
-        NotUnderstoodError: Two fields have the same name in different spellings, and different values.
+    `unread` has the values that were there and could not be read, by name.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -118,11 +114,7 @@ class FieldReader:
         return None
 
     def needed(self, names: str | tuple[str, ...], read: Callable[[Any], T | None]) -> T:
-        """Return the value of the first name that is there.
-
-        Raises:
-            NotUnderstoodError: There is no such value, or it cannot be read.
-        """
+        """Return the value of the first name that is there; refuse the notification without a readable one."""
         value = self.optional(names, read)
         if value is None:
             name = names if isinstance(names, str) else names[0]
@@ -130,11 +122,7 @@ class FieldReader:
         return value
 
     def wave(self) -> int:
-        """Return the wave; 0 if there is none, as for older partners.
-
-        Raises:
-            NotUnderstoodError: It is there, and cannot be read.
-        """
+        """Return the wave; 0 if there is none, as for older partners."""
         if not self.has_wave:
             self.note("there is no WaveId: it counts as wave 0")
             return 0
@@ -202,11 +190,7 @@ def kind_of_fields(posted_as: Kind, named: FieldReader) -> Kind:
 
 
 def parse(kind: Kind, named: FieldReader) -> Notification:
-    """Return the fields of a notification as the record of its kind.
-
-    Raises:
-        NotUnderstoodError: A field that the record needs is missing, or has no readable value.
-    """
+    """Return the fields of a notification as the record of its kind."""
     return _READERS[kind](named)
 
 

@@ -225,11 +225,7 @@ _Accounts: TypeAlias = dict[tuple[str, int], _PairAccount]
 
 
 def verdict(entries: Iterable[LedgerEntry], outcomes: Iterable[Outcome]) -> Verdict:
-    """Check outcomes against the ledger's entries. Outcomes that the ledger confirms take no memory.
-
-    Raises:
-        ValueError: An outcome has a status that is none of the four.
-    """
+    """Check outcomes against the ledger's entries. Outcomes that the ledger confirms take no memory."""
     accounts: _Accounts = {}
     for entry in entries:
         account = accounts.setdefault((entry.member_code, entry.quota_id), _PairAccount())

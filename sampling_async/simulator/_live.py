@@ -134,11 +134,7 @@ class LiveInventory:
         return self._quotas.get(quota_id)
 
     def named(self, quota_id: int) -> LiveQuota:
-        """Return the quota with this ID.
-
-        Raises:
-            KeyError: There is no such quota.
-        """
+        """Return the quota with this ID."""
         quota = self._quotas.get(quota_id)
         if quota is None:
             raise KeyError(f"quota {quota_id} is not in the inventory; sim.inventory lists the open quotas")

@@ -78,9 +78,6 @@ def served(app: ASGIApp, *, port: int) -> Generator[str]:
     """Serve an application on 127.0.0.1 from a thread, and yield the base URL.
 
     On exit, requests in progress have one second to end.
-
-    Raises:
-        OSError: The port is taken.
     """
     with listening("127.0.0.1", port) as listener:
         server = _ListeningServer(_config(app, log_level="critical"))

@@ -116,11 +116,7 @@ class PanelState:
 
 
 def new_panel(seed: int | str, number: int, members: Iterable[SimulatedMember]) -> SimulatedPanel:
-    """Return a panel whose Guid and key follow from the seed and the panel's number.
-
-    Raises:
-        ValueError: A member code occurs twice.
-    """
+    """Return a panel whose Guid and key follow from the seed and the panel's number."""
     random = Random(f"{seed}/panel/{number}")  # noqa: S311  no secret
     by_code: dict[str, SimulatedMember] = {}
     for member in members:
@@ -166,12 +162,7 @@ _MADE_UP_URLS: Final = {
 
 
 def settings_of(panel_guid: str, urls: Mapping[str, str] | None = None) -> tuple[Setting, ...]:
-    """Return all settings of the contract. Some are unset; some descriptions end in a blank.
-
-    Args:
-        panel_guid: The panel.
-        urls: The URLs of notifications by kind; made-up ones by default.
-    """
+    """Return all settings of the contract. Some are unset; some descriptions end in a blank."""
     urls = _MADE_UP_URLS if urls is None else urls
     return (
         *(
@@ -241,11 +232,7 @@ class Service:
         self._keys[panel.panel.api_key.lower()] = panel
 
     def panel(self, panel_guid: str) -> PanelState:
-        """Return a registered panel.
-
-        Raises:
-            KeyError: No panel has this Guid.
-        """
+        """Return a registered panel."""
         return self._panels[panel_guid.lower()]
 
     def answer(self, call: ServiceCall) -> ServiceResponse:

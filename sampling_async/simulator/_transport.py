@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; 0 takes a free port.
-
-    Raises:
-        OSError: The port is taken, or the address does not belong to this machine.
-    """
+    """Return a socket bound to an address; 0 takes a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only for sockets that name their protocol. With the algorithm on,
     # responses take 40 ms.

@@ -231,11 +231,7 @@ class Candidates:
         return pa.record_batch(columns, schema=self.schema)
 
     def of_others(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield candidates that were not found by this package, in the form of this output.
-
-        Raises:
-            InvalidRequestError: A column is missing, or has another type.
-        """
+        """Yield candidates that were not found by this package, in the form of this output."""
         first = 0
         for batch in batches:
             names = [name for name, _ in _RESULT]

@@ -27,11 +27,7 @@ ROWS: Final = 2**15
 
 
 def batches_of(stream: Any) -> Iterator[Any]:
-    """Yield the record batches of a panel.
-
-    Raises:
-        InvalidRequestError: It is neither an Arrow stream nor an iterator of record batches.
-    """
+    """Yield the record batches of a panel."""
     if hasattr(stream, "__arrow_c_stream__"):
         yield from _reader_of(stream)
         return
@@ -59,11 +55,7 @@ def _reader_of(stream: Any) -> Any:
 
 
 def must_be_readable_twice(stream: Any) -> None:
-    """Refuse a panel that is gone once it has been read.
-
-    Raises:
-        InvalidRequestError: It can be read only once.
-    """
+    """Refuse a panel that is gone once it has been read."""
     if not hasattr(stream, "__arrow_c_stream__") or isinstance(stream, pa.RecordBatchReader):
         raise InvalidRequestError(
             "Allocate reads the panel twice, and this one can be read only once: give a table, data "
@@ -130,17 +122,10 @@ def is_query(panel: str) -> bool:
 def opened(
     panel: str, wanted: frozenset[str], renamed: Mapping[str, str], texts: frozenset[str] = frozenset()
 ) -> PanelFile:
-    """Open a panel.
+    """Open a panel: a file, or a query.
 
-    Args:
-        panel: A file, or a query.
-        wanted: The columns to read.
-        renamed: The wanted names of columns that have other names in the panel, by those other names.
-        texts: The wanted columns that hold texts only. In JSON lines, where each value has its own type,
-            other values are refused by line.
-
-    Raises:
-        InvalidRequestError: The panel cannot be read.
+    `renamed` has the wanted names of columns by those in the panel. `texts` are wanted columns that hold texts
+    only: in JSON lines, where each value has its own type, other values are refused by line.
     """
     if is_query(panel):
         return _of_query(panel, wanted, renamed)
@@ -390,9 +375,6 @@ def _must_only_read(query: str, statements: Sequence[Any], select: Any) -> None:
     """Refuse anything but one SELECT: `COPY ... TO` writes files, and ATTACH and INSTALL do more.
 
     DuckDB itself says what the statements are. The files that a SELECT names are read.
-
-    Raises:
-        InvalidRequestError: The text names the kinds of the statements.
     """
     kinds = [each.type for each in statements]
     if kinds != [select]:

@@ -47,23 +47,14 @@ _UFUNCS: Final = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_
 
 
 class Answers(NamedTuple):
-    """The answers of a batch, as classes.
+    """The answers of a batch, as classes."""
 
-    Attributes:
-        codes: A row of classes, a member each, for each question with few classes (see `MOST_CODES`).
-        looked_up: The class of each member's answer, for each question with more classes.
-        several: The classes of members' answers, for each question whose answers are lists.
-        devices: The device types, and whether each is known; None without such a column.
-        taken: The waves that must not be offered to members; empty if the panel does not say.
-        listed: Whether each member is on the list, for each quota with a recontact list.
-    """
-
-    codes: NDArray[np.uint8]
-    looked_up: dict[int, NDArray[np.intp]]
-    several: dict[int, Several]
-    devices: tuple[NDArray[Any], NDArray[np.bool_]] | None
-    taken: Several
-    listed: dict[int, NDArray[np.bool_]]
+    codes: NDArray[np.uint8]  # a row of classes, a member each, for each question with at most `MOST_CODES`
+    looked_up: dict[int, NDArray[np.intp]]  # by question with more classes
+    several: dict[int, Several]  # by question whose answers are lists
+    devices: tuple[NDArray[Any], NDArray[np.bool_]] | None  # and whether each is known
+    taken: Several  # the waves that must not be offered; empty if the panel does not say
+    listed: dict[int, NDArray[np.bool_]]  # by quota with a recontact list
 
 
 class _Filler(Protocol):
@@ -205,15 +196,7 @@ class _ListFilling:
 
 
 class Kernel:
-    """Makes rows from answers by a plan. The rows of a chunk are valid until those of the next chunk are made.
-
-    Args:
-        plan: The plan.
-
-    Attributes:
-        plan: As given.
-        everybody: After `fill`, the row of all members of the chunk.
-    """
+    """Makes rows from answers by a plan. The rows of a chunk are valid until the next chunk."""
 
     def __init__(self, plan: PanelPlan) -> None:
         self.plan = plan
@@ -243,15 +226,7 @@ class Kernel:
         return kernel
 
     def answers(self, batch: Any, first: int) -> Answers:
-        """Return the answers of a batch; they are valid until the next batch is read.
-
-        Args:
-            batch: The members.
-            first: The place of the first member in the panel.
-
-        Raises:
-            InvalidRequestError: A value is not valid for its column; the text names the column and the row.
-        """
+        """Return the answers of a batch; they are valid until the next batch is read."""
         columns, source = self.plan.columns, self.plan.source
         codes = self._rooms.codes.rows(len(self._places), len(batch))
         looked_up: dict[int, NDArray[np.intp]] = {}
@@ -399,13 +374,7 @@ def _combine(
 ) -> None:
     """Combine rows, for many results at once: all first operands, then the second operands, and so on.
 
-    Args:
-        op: How rows are combined.
-        rows: The rows.
-        operands: The places of the first operand of each result, of the second operand, and so on; see
-            `Step.operands`.
-        out: Where the results are written.
-        some: Memory for as many rows.
+    `some` is memory for as many rows as `out`, where the results are written; see `Step.operands`.
     """
     # "clip" is about speed: the places are always in bounds, and with the default, "raise", numpy would make a
     # copy of the result first.

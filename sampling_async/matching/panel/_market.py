@@ -32,23 +32,14 @@ _MOST: Final = 2**40
 
 @frozen(eq=False)
 class Market:
-    """The quotas of an allocation, in the order of a `Source`.
+    """The quotas of an allocation, in the order of a `CompactInventory`."""
 
-    Attributes:
-        values: What an invite is worth, 0 or more.
-        rooms: How many invites each quota can use.
-        surveys: The number of each quota's survey, from 0 on.
-        survey_rooms: How many invites each survey can use, by its number.
-        prices: The least value of an invite: what a place in the quota and in the survey costs.
-        reach: The share of the members who fit that become candidates.
-    """
-
-    values: NDArray[np.float64]
-    rooms: NDArray[np.int64]
-    surveys: NDArray[np.int64]
-    survey_rooms: NDArray[np.int64]
-    prices: NDArray[np.float64]
-    reach: NDArray[np.float64]
+    values: NDArray[np.float64]  # what an invite is worth, 0 or more
+    rooms: NDArray[np.int64]  # how many invites each quota can use
+    surveys: NDArray[np.int64]  # the number of each quota's survey, from 0 on
+    survey_rooms: NDArray[np.int64]  # how many invites each survey can use, by its number
+    prices: NDArray[np.float64]  # what a place in the quota and in the survey costs
+    reach: NDArray[np.float64]  # the share of the members who fit that become candidates
 
     def order(self) -> NDArray[np.intp]:
         """Return the quotas by what an invite brings beyond its price, the most first."""
@@ -82,13 +73,7 @@ class Terms:
 
 
 def terms_of(market: Market, quota_ids: Sequence[int], survey_ids: Sequence[int]) -> Terms:
-    """Return a market by quotas and surveys.
-
-    Args:
-        market: The market.
-        quota_ids: The quotas in its order.
-        survey_ids: The survey of each.
-    """
+    """Return a market by quotas and surveys."""
     capped = {
         survey_id: room
         for survey_id, number in zip(survey_ids, market.surveys.tolist(), strict=True)
@@ -107,11 +92,7 @@ def market_of(
     rates: Rates,
     overshoot: float,
 ) -> Market:
-    """Return the market of some quotas; see `Allocate` for the arguments.
-
-    Raises:
-        InvalidRequestError: A value, room or rate is out of range or not a finite number; the text names it.
-    """
+    """Return the market of some quotas; see `Allocate` for the arguments."""
     count = len(targets)
     values, rooms = np.zeros(count), np.zeros(count, dtype=np.int64)
     numbers: dict[int, int] = {}

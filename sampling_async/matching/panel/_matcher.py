@@ -399,9 +399,7 @@ class _Kernels:
     def lend(self, batch: Any, used: Kernel | None) -> Kernel:
         """Return a kernel that nobody else uses: two threads cannot share the rows of a chunk.
 
-        Args:
-            batch: What it is for.
-            used: The kernel of the batch before; another one only if the columns change within the panel.
+        It is the one used for the batch before, unless the columns change within the panel.
         """
         planned = self.plan(batch)
         if used is not None and used.plan is planned.plan:

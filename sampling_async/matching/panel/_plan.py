@@ -49,39 +49,23 @@ class FittingClasses(NamedTuple):
 
 
 class QuotaOfPlan(NamedTuple):
-    """The data of a quota that a plan needs.
-
-    Attributes:
-        quota_id: The quota.
-        wave: The place of its survey and wave.
-        layers: The places of its layers.
-        device_types: The devices it is open to; if empty, all.
-        needs_list: Whether it is only for members on a recontact list.
-    """
+    """The data of a quota that a plan needs."""
 
     quota_id: int
-    wave: int
-    layers: tuple[int, ...]
-    device_types: tuple[int, ...]
-    needs_list: bool
+    wave: int  # the place of its survey and wave
+    layers: tuple[int, ...]  # the places of its layers
+    device_types: tuple[int, ...]  # the devices it is open to; if empty, all
+    needs_list: bool  # whether it is only for members on a recontact list
 
 
 @frozen
 class PanelColumns:
-    """The columns of a panel, of those that an inventory asks for.
+    """The columns of a panel, of those that an inventory asks for."""
 
-    Attributes:
-        questions: Questions with a column.
-        multiple: Questions with a column of lists of answers.
-        has_device: Whether there is a column of device types.
-        has_taken: Whether there is a column of excluded surveys or of participations.
-        has_codes: Whether there is a column of member codes.
-    """
-
-    questions: frozenset[int]
-    multiple: frozenset[int]
+    questions: frozenset[int]  # those with a column
+    multiple: frozenset[int]  # those with a column of lists of answers
     has_device: bool
-    has_taken: bool
+    has_taken: bool  # a column of excluded surveys or of participations
     has_codes: bool
 
 
@@ -93,19 +77,12 @@ class CompactInventory:
         kinds: How questions are matched.
         policy: Rules for the cases that the contract leaves open.
         lists: The member codes on the recontact lists, by quota ID.
+        market: What an allocation knows of the quotas, in the same order.
 
     Attributes:
-        kinds: As given.
-        policy: As given.
-        lists: As given.
-        classes: The classes of the answers to each question, by question ID.
         layers: For each layer, the places of its sub-quotas, and whether each is full.
-        quota_ids: The ID of each quota, best first.
-        survey_ids: The survey of each quota, in the same order.
-        needed: The completes still wanted of each quota, in the same order.
         of_survey: The places of a survey's waves, by survey ID.
         excluding: The places of the waves that exclude a participation, by its survey, wave and status.
-        market: What an allocation knows of the quotas, in the same order; None for other outputs.
     """
 
     def __init__(
@@ -216,11 +193,9 @@ class Block(NamedTuple):
 
     Attributes:
         quotas: The quotas, by their places in the source.
-        possible: The rows whose intersection is the members who may match: the first row of each quota, then
-            the second rows, and so on, as `by_turn` returns them.
+        possible: Rows whose intersection is the members who may match, as `by_turn` returns them.
         unsure: Quotas that a member may match without certainly matching, by their places in `quotas`.
-        certain: Further rows, in the same form: their intersection with the possible members of the unsure
-            quotas is the members who certainly match.
+        certain: Further rows, whose intersection with the possible members is those who certainly match.
     """
 
     quotas: NDArray[np.intp]
@@ -232,17 +207,8 @@ class Block(NamedTuple):
 class PanelPlan:
     """The plan for panels with the same columns.
 
-    Args:
-        source: The inventory.
-        columns: The columns of the panels.
-
-    Attributes:
-        source: As given.
-        columns: As given.
-        given: The rows to fill, which are the first ones: "nothing", "everything", and then `InputRow`.
-        steps: The steps that make all other rows from these.
-        count: How many rows there are.
-        blocks: The quotas, best first.
+    `given` are the rows to fill, which are the first ones: "nothing", "everything", and then `InputRow`.
+    `steps` make all others from them.
     """
 
     def __init__(self, source: CompactInventory, columns: PanelColumns) -> None:

@@ -54,16 +54,8 @@ def best_of_each(
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the pairs that each member would take: those that gain most, one of each survey, at most `most`.
 
-    It may be fewer, if a member's best pairs are many of the same survey.
-
-    Args:
-        members: The member of each pair, from 0 on.
-        surveys: The survey of each pair, from 0 on.
-        gains: What each pair brings. One that brings nothing is not taken.
-        most: How many pairs each member may take.
-
-    Returns:
-        The pairs, and for each member the gain of the next best one, 0 if there is none.
+    It may be fewer, if a member's best pairs are many of the same survey. Also return the gain of each member's
+    next best pair, 0 if there is none.
     """
     pairs = np.flatnonzero(gains > 0)
     pairs = pairs[np.lexsort((-gains[pairs], members[pairs]))]
@@ -150,13 +142,7 @@ _LAST: Final = np.iinfo(np.uint64).max
 class PriceSample:
     """An output: a sample of the members, each with all quotas that fit, from which prices are derived.
 
-    The members with the lowest hashes of their codes are drawn. So the sample does not depend on how the panel
-    is divided.
-
-    Attributes:
-        per_member: How many quotas of a member at most.
-        weight: The column with the weights of members, if there is one.
-        seed: Another seed draws other members.
+    The members with the lowest hashes of their codes are drawn, however the panel is divided.
     """
 
     per_member: int
@@ -196,11 +182,7 @@ class PriceSample:
         return pa.Table.from_batches([drawing.end()])
 
     def merged(self, table: Any, source: CompactInventory) -> Any:
-        """Return the sample of a whole panel, given the samples of its parts.
-
-        Raises:
-            InvalidRequestError: A part was made for other quotas.
-        """
+        """Return the sample of a whole panel, given the samples of its parts."""
         if not len(table):
             return table
         if (table.column("quotas").to_numpy() != _digest_of(source)).any():
@@ -287,19 +269,12 @@ def _digest_of(source: CompactInventory) -> int:
 
 
 def prices_of(source: CompactInventory, sample: Any, possible: float, depth: float) -> Prices:
-    """Return the prices at which supply and demand meet, by a sample of the panel.
+    """Return the prices at which supply and demand meet, by a merged sample of the panel.
 
     Prices begin at 0. In each round, each member of the sample takes the quotas that bring most beyond their
     price. Where more is taken than there is room, the price rises; where less, it falls; the steps become
-    smaller. This is a subgradient ascent of the dual of the assignment problem, and prices from a sample are
-    nearly as good as those of the whole panel: S. Agrawal, Z. Wang, Y. Ye, "A Dynamic Near-Optimal Algorithm
-    for Online Linear Programming", Operations Research 62(4), 2014.
-
-    Args:
-        source: The inventory, with its market.
-        sample: The merged output of `PriceSample`.
-        possible: What a possible match is worth beside a certain one.
-        depth: How many candidates of a member there should be on average, at most.
+    smaller. See `Allocate` for the method. `depth` is how many candidates of a member there should be on
+    average, at most.
     """
     market = source.market
     assert market is not None

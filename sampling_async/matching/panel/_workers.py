@@ -216,13 +216,9 @@ def _output(output: list[Any] | Future[Path | None]) -> list[Any]:
 
 
 def halved_at_the_end(pieces: Iterable[Piece], last: int) -> Iterator[Piece]:
-    """Yield pieces, the last ones in halves, so that all processes end at about the same time.
+    """Yield pieces, the `last` ones in halves, so that all processes end at about the same time.
 
     Smaller parts cost more for a member, and the last pieces of a stream are kept in memory until its end.
-
-    Args:
-        pieces: The pieces.
-        last: How many are cut.
     """
     held: deque[Piece] = deque()
     for piece in pieces:
