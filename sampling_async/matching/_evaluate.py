@@ -35,13 +35,7 @@ def mask_reasons(
     if survey.survey_id in exclude_surveys:
         yield Reason(f"survey {survey.survey_id}", Truth.NO, "the survey is in exclude_surveys")
     for exclusion in survey.survey_wave_exclusions:
-        # Wave 0 of an exclusion stands for all waves of the survey.
-        if any(
-            one.survey_id == exclusion.survey_id
-            and exclusion.wave_id in {0, one.wave_id}
-            and one.status_id in exclusion.participation_status_ids
-            for one in participations
-        ):
+        if any(map(exclusion.excludes, participations)):
             yield Reason(
                 f"participation in survey {exclusion.survey_id}",
                 Truth.NO,

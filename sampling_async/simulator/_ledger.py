@@ -132,33 +132,23 @@ class OutcomeInvite(Protocol):
     """The part of an invite that the check reads."""
 
     @property
-    def url(self) -> str:
-        """The link of the invite."""
-        ...
+    def url(self) -> str: ...
 
 
 class Outcome(Protocol):
     """The part of a client's outcome that the check reads; `sampling_async.InviteOutcome` has all of it."""
 
     @property
-    def member_code(self) -> str:
-        """The member of the request."""
-        ...
+    def member_code(self) -> str: ...
 
     @property
-    def quota_id(self) -> int:
-        """The requested quota ID."""
-        ...
+    def quota_id(self) -> int: ...
 
     @property
-    def status(self) -> str:
-        """One of `invited`, `rejected`, `not_sent`, `unknown`."""
-        ...
+    def status(self) -> str: ...
 
     @property
-    def invite(self) -> OutcomeInvite | None:
-        """The invite, if the status is `invited`."""
-        ...
+    def invite(self) -> OutcomeInvite | None: ...
 
 
 @frozen

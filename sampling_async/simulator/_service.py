@@ -374,7 +374,7 @@ def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
         code = ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY
     elif survey.is_survey_recontact and not panel.is_wanted(quota.quota.quota_id, member.member_code):
         code = ResultCode.NO_RECONTACT_GID
-    elif _is_excluded(member, survey):
+    elif any(each.excludes(past) for each in survey.survey_wave_exclusions for past in member.participations):
         code = ResultCode.EXCLUDED_SURVEY_TAKEN
     elif fits is None:
         code = ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA
@@ -383,16 +383,6 @@ def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
         state.fits[quota.position] = fits
     state.settled[quota.position] = code
     return code
-
-
-def _is_excluded(member: SimulatedMember, survey: Survey) -> bool:
-    return any(
-        past.survey_id == exclusion.survey_id
-        and exclusion.wave_id in {0, past.wave_id}
-        and past.status_id in exclusion.participation_status_ids
-        for exclusion in survey.survey_wave_exclusions
-        for past in member.participations
-    )
 
 
 def _invite_to(survey: Survey, quota_id: int, url: str) -> Invite:
