@@ -207,38 +207,33 @@ def _invite(named: FieldReader) -> InviteNotification:
     return record
 
 
+def _of_survey(named: FieldReader, *at: str) -> dict[str, Any]:
+    return {
+        "member_code": named.needed(_MEMBER, _code),
+        "survey_id": named.needed("surveyid", _id),
+        "wave_id": named.wave(),
+        "at": named.optional((*at, *_AT), _moment),
+        "quota_id": named.optional("quotaid", _id),
+        "survey_ref": named.optional("surveyref", _any_text),
+        "additional_data": named.optional("additionaldata", _any_text),
+        "is_auto_routed": named.optional("isautorouted", _truth),
+        "original_survey_id": named.optional("originalsurveyid", _id),
+    }
+
+
 def _completion(named: FieldReader) -> Completion:
     named.optional(_RECONCILIATION, _text_of_id)  # so that the anomaly names it if it cannot be read
     if named.reconciliation_id is None and named.reconciled_at is not None:
         named.note("reconciliationdatetime is there without an ID: it counts as a completion")
-    return Completion(
-        member_code=named.needed(_MEMBER, _code),
-        survey_id=named.needed("surveyid", _id),
-        wave_id=named.wave(),
-        revenue=named.needed("revenue", _hundredths),
-        at=named.optional(_AT, _moment),
-        quota_id=named.optional("quotaid", _id),
-        survey_ref=named.optional("surveyref", _any_text),
-        additional_data=named.optional("additionaldata", _any_text),
-        is_auto_routed=named.optional("isautorouted", _truth),
-        original_survey_id=named.optional("originalsurveyid", _id),
-    )
+    return Completion(**_of_survey(named), revenue=named.needed("revenue", _hundredths))
 
 
 def _terminate(named: FieldReader) -> Terminate:
     return Terminate(
-        member_code=named.needed(_MEMBER, _code),
-        survey_id=named.needed("surveyid", _id),
-        wave_id=named.wave(),
+        **_of_survey(named),
         reason=named.optional("reason", _any_text),
-        at=named.optional(_AT, _moment),
-        quota_id=named.optional("quotaid", _id),
-        survey_ref=named.optional("surveyref", _any_text),
-        additional_data=named.optional("additionaldata", _any_text),
         rejection_id=named.optional("rejectionid", _id),
         rejection_name=named.optional("rejectionname", _any_text),
-        is_auto_routed=named.optional("isautorouted", _truth),
-        original_survey_id=named.optional("originalsurveyid", _id),
     )
 
 
@@ -252,19 +247,11 @@ def _reconciliation(named: FieldReader) -> Reconciliation:
     if known_by is None:
         raise NotUnderstoodError("reconciliationid is missing, and so is reconciliationdatetime")
     return Reconciliation(
-        member_code=named.needed(_MEMBER, _code),
-        survey_id=named.needed("surveyid", _id),
-        wave_id=named.wave(),
+        **_of_survey(named, _RECONCILED_AT),
         reconciliation_id=known_by,
         # Some write what is taken back as a number below 0.
         amount=None if amount is None else size_of(amount),
         reason=named.optional("reason", _any_text),
-        at=named.optional((_RECONCILED_AT, *_AT), _moment),
-        quota_id=named.optional("quotaid", _id),
-        survey_ref=named.optional("surveyref", _any_text),
-        additional_data=named.optional("additionaldata", _any_text),
-        is_auto_routed=named.optional("isautorouted", _truth),
-        original_survey_id=named.optional("originalsurveyid", _id),
     )
 
 
