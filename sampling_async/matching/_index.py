@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict, TypeVar, Unpack
 
 from attrs import evolve, field, frozen
 
@@ -315,33 +315,21 @@ class QuotaIndex:
                 may = without(may, 1 << bit)
         return without(fits & may, without(part.recontact, listed)), may
 
-    def explain(
-        self,
-        profile: Profile | Member,
-        quota_id: int,
-        *,
-        device_type: int | None = None,
-        exclude_surveys: Iterable[int] | None = None,
-        participations: Iterable[Participation] | None = None,
-        member_code: str | None = None,
-    ) -> Reason:
+    def explain(self, profile: Profile | Member, quota_id: int, **options: Unpack[MemberOptions]) -> Reason:
         """Return the reasons why a member matches a quota or not, as a tree for people to read.
 
-        The arguments are those of `match`, and the `truth` of the result is the same as the result of `match`.
+        The `truth` of the result is the same as the result of `match`.
 
         Args:
             profile: The member's answers, or a `Member`; see `match`.
             quota_id: The quota.
-            device_type: See `match`.
-            exclude_surveys: See `match`.
-            participations: See `match`.
-            member_code: See `match`.
+            **options: `device_type`, `exclude_surveys`, `participations` and `member_code`; see `match`.
 
         Raises:
             UnknownQuotaError: The index has no such quota.
             InvalidRequestError: An answer is not valid for its question; the text names the question.
         """
-        asking = _asking(profile, device_type, exclude_surveys, participations, member_code)
+        asking = _asking(profile, **options)
         if type(quota_id) is int:
             for part, listed, is_open in zip(self._parts, self._listed, self._open, strict=True):
                 bit = part.bit_of.get(quota_id)
@@ -394,6 +382,15 @@ class QuotaIndex:
                 yield InviteRequest(member.member_code, selected)
 
 
+class MemberOptions(TypedDict, total=False):
+    """What `QuotaIndex.match` takes beside the answers; see there."""
+
+    device_type: int | None
+    exclude_surveys: Iterable[int] | None
+    participations: Iterable[Participation] | None
+    member_code: str | None
+
+
 class _MatchArguments(NamedTuple):
     """The arguments of `match` in types that can be read more than once."""
 
@@ -406,10 +403,10 @@ class _MatchArguments(NamedTuple):
 
 def _asking(
     profile: Profile | Member,
-    device_type: int | None,
-    exclude_surveys: Iterable[int] | None,
-    participations: Iterable[Participation] | None,
-    member_code: str | None,
+    device_type: int | None = None,
+    exclude_surveys: Iterable[int] | None = None,
+    participations: Iterable[Participation] | None = None,
+    member_code: str | None = None,
 ) -> _MatchArguments:
     if isinstance(profile, Member):
         member, profile = profile, profile.profile
