@@ -135,10 +135,6 @@ class LiveIndex(BackgroundService):
     def match(self, profile: Profile | Member, **options: Unpack[MemberOptions]) -> MatchResult:
         """Return the quotas that a member matches or may match now; see `QuotaIndex.match`.
 
-        Args:
-            profile: The member's answers, or a `Member`.
-            **options: `device_type`, `exclude_surveys`, `participations` and `member_code`.
-
         Raises:
             InvalidRequestError: An answer is not valid for its question.
             RuntimeError: There is no index yet.
@@ -148,11 +144,6 @@ class LiveIndex(BackgroundService):
     def explain(self, profile: Profile | Member, quota_id: int, **options: Unpack[MemberOptions]) -> Reason:
         """Return the reasons why a member matches a quota now or not; see `QuotaIndex.explain`.
 
-        Args:
-            profile: The member's answers, or a `Member`.
-            quota_id: The quota.
-            **options: As for `match`.
-
         Raises:
             UnknownQuotaError: The index has no such quota.
             InvalidRequestError: An answer is not valid for its question.
@@ -161,17 +152,13 @@ class LiveIndex(BackgroundService):
         return self.index.explain(profile, quota_id, **options)
 
     def follow(self, inbox: Inbox, *, after: int = 0) -> Following:
-        """Return a block in which the notifications of an inbox take effect.
+        """Return a block in which the notifications of an open inbox take effect.
 
             async with live.follow(inbox): ...
 
         A notification that a quota or survey has closed closes it at once. One that a quota is live has the
         watch poll soon. Notifications that came before the newest poll began have no effect: that poll knew
-        better.
-
-        Args:
-            inbox: The inbox. It must be open.
-            after: The ID of the last fact to skip; `Following.after` of an earlier block, for instance.
+        better. `after` is the ID of the last fact to skip; `Following.after` of an earlier block, for instance.
         """
         from sampling_async._following import Following  # noqa: PLC0415  not all have an inbox
 

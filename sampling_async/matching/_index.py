@@ -138,9 +138,6 @@ class QuotaIndex:
         This index does not change. The new index does not know which quotas were closed, nor the recontact
         lists: the newer inventory is more recent than both.
 
-        Args:
-            quotas: The newer inventory: the result of `client.get_quotas()`, or surveys.
-
         Raises:
             InvalidRequestError: `quotas` contains something that is not a survey.
         """
@@ -213,13 +210,9 @@ class QuotaIndex:
         return index
 
     def recontact(self, quota_id: int, member_codes: Collection[str]) -> None:
-        """Set the list of members that a quota is for; it replaces an earlier list of this quota.
+        """Set the codes of the members that a quota is for; they replace an earlier list of this quota.
 
         A quota of a recontact survey without a list is possible at most.
-
-        Args:
-            quota_id: The quota.
-            member_codes: The codes of the members on the list.
 
         Raises:
             InvalidRequestError: `member_codes` is one text, or holds something else than texts.
@@ -318,12 +311,7 @@ class QuotaIndex:
     def explain(self, profile: Profile | Member, quota_id: int, **options: Unpack[MemberOptions]) -> Reason:
         """Return the reasons why a member matches a quota or not, as a tree for people to read.
 
-        The `truth` of the result is the same as the result of `match`.
-
-        Args:
-            profile: The member's answers, or a `Member`; see `match`.
-            quota_id: The quota.
-            **options: `device_type`, `exclude_surveys`, `participations` and `member_code`; see `match`.
+        The arguments are those of `match`, and so is the `truth` of the result.
 
         Raises:
             UnknownQuotaError: The index has no such quota.
@@ -364,10 +352,7 @@ class QuotaIndex:
     ) -> Iterator[InviteRequest]:
         """Yield requests for `client.fan_out`: the best quotas of each member that matches any quota.
 
-        Args:
-            members: The members.
-            n: How many quotas a request has at most.
-            one_per_survey: See `MatchResult.select`.
+        A request has at most `n` quotas; for `one_per_survey` see `MatchResult.select`.
 
         Raises:
             InvalidRequestError: An answer is not valid for its question; the text names the member by position.

@@ -238,9 +238,8 @@ class OutcomeLedger:
     async def invited(self, outcomes: Iterable[InviteOutcome], *, at: datetime | None = None) -> int:
         """Record invites and return how many are new; outcomes without an invite are skipped.
 
-        Args:
-            outcomes: Outcomes of a bulk; outcomes recorded before, as from a journal, are not recorded again.
-            at: When they were made; now, by default.
+        Outcomes recorded before, as from a journal, are not recorded again. The invites were made now, or `at`
+        another time.
 
         Raises:
             InvalidRequestError: `at` has no time zone.

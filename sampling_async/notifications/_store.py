@@ -220,12 +220,7 @@ class Store(Protocol):
         """Add new secrets as the newest, and drop all but the newest `keep` of each kind."""
 
     def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        """Store a receipt and its notifications.
-
-        Args:
-            receipt: The hit.
-            entries: Its notifications; none if it was refused.
-            verdict: The reason why it was refused.
+        """Store a hit and its notifications; `verdict` is the reason why it was refused, without any.
 
         Returns:
             For each entry `new`, `repeated`, `differs`, `stale` or `overruled`.
@@ -244,14 +239,9 @@ class Store(Protocol):
     ) -> Sequence[Fact[Notification]]:
         """Lease facts that are due to a handler, at most one of each key, in the order of arrival.
 
-        Args:
-            owner: The process that leases them.
-            kinds: The kinds that have a handler; None stands for what was not understood.
-            now: The time, in seconds since 1970.
-            until: The end of the lease. Facts that are not settled by then are due again.
-            most: How many.
-            only: The kinds of which facts are leased now; by default all. The others keep the order of their
-                keys all the same.
+        At most `most` are leased to `owner`, a process, until `until`; those that are not settled by then are
+        due again. Times are in seconds since 1970. Of `kinds`, which have a handler, `only` some are leased
+        now; the others keep the order of their keys all the same. None stands for what was not understood.
         """
         ...
 

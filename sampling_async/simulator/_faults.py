@@ -208,9 +208,7 @@ class Fault:
     def cut(cls, *, when: CutWhen = "before", reset: bool = False) -> Fault:
         """Drop the connection: before acting, after it but before any byte, or in the middle of the body.
 
-        Args:
-            when: Which of these three moments.
-            reset: Drop it with a TCP reset instead of an orderly end.
+        With `reset`, it is dropped with a TCP reset instead of an orderly end.
         """
         return cls("cut", when, variant="reset" if reset else "")
 
@@ -355,13 +353,7 @@ class FaultPlan:
     def draw(
         self, endpoint: Endpoint, *, member_code: str | None = None, quota_ids: Sequence[int] = ()
     ) -> tuple[Fault, ...]:
-        """Count a request and return the faults that apply to it, in the order in which they were added.
-
-        Args:
-            endpoint: The endpoint of the request.
-            member_code: The member it names.
-            quota_ids: The quota IDs it names.
-        """
+        """Count a request and return the faults that apply to it, in the order in which they were added."""
         planned = self._planned
         return tuple([each.fault for each in planned if each.strikes(endpoint, member_code, quota_ids)])
 

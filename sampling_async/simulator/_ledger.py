@@ -102,13 +102,7 @@ class Requests(tuple[RequestRecord, ...]):
         quota_id: int | None = None,
         status: int | None = None,
     ) -> Requests:
-        """Return the requests that fit all given arguments.
-
-        Args:
-            endpoint: The endpoint of the requests.
-            member_code: The member that they named.
-            quota_id: A quota ID that they named, alone or among others.
-            status: The status of their responses.
+        """Return the requests that fit all given arguments; `quota_id` is one that they named among others.
 
         Raises:
             ValueError: There is no such endpoint.
@@ -318,18 +312,13 @@ class Ledger:
             return self._up_to_date().copy()
 
     def check(self, outcomes: Iterable[Outcome], *, panel_guid: str | None = None) -> Verdict:
-        """Check a client's outcomes against the ledger.
+        """Check a client's outcomes against the ledger; the usual test is `assert verdict.ok, verdict`.
 
-        Args:
-            outcomes: Everything that a client has reported since the simulator was made: any number of
-                outcomes, each with `member_code`, `quota_id`, `status` and `invite`.
-            panel_guid: Check only the invites of this panel; needed if panels share member codes.
+        The outcomes are everything that a client has reported since the simulator was made. With `panel_guid`,
+        only the invites of this panel are checked, which is needed if panels share member codes.
 
         Raises:
             KeyError: There is no such panel.
-
-        Returns:
-            The verdict; see `Verdict` for its parts. The usual test is `assert verdict.ok, verdict`.
         """
         if panel_guid is None:
             return verdict(self.invites, outcomes)

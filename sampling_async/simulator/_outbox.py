@@ -347,9 +347,7 @@ class Outbox:
     async def deliver(self, inbox: Inbox, *, everything: bool = True) -> int:
         """Post to an open inbox in process, and return how many were posted.
 
-        Args:
-            inbox: The inbox.
-            everything: Whether notifications that are not due yet are sent too, in the order of their times.
+        With `everything`, those that are not due yet are sent too, in the order of their times.
         """
         transport = httpx.ASGITransport(inbox.app, client=("127.0.0.1", 0))
         urls = {str(kind): url for kind, url in inbox.urls(_INBOX_URL).items()}
@@ -362,11 +360,7 @@ class Outbox:
         return count
 
     async def send(self, urls: Mapping[str, str]) -> None:
-        """Post over HTTP what is due, until this is cancelled.
-
-        Args:
-            urls: The URL of each kind; kinds without one are not sent.
-        """
+        """Post over HTTP what is due, to the URL of its kind if there is one, until this is cancelled."""
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
             while True:
                 for posting in self._due():

@@ -75,14 +75,7 @@ MOST_CODES: Final = 255
 
 
 class Classes:
-    """The classes of a question's answers.
-
-    Attributes:
-        of: The class of each year, answer ID or prefix of postal codes; all other answers are in `OTHER`.
-        everything: The set of all classes.
-        certain: For each condition, the classes that certainly meet it.
-        possible: For each condition, the classes that may meet it.
-    """
+    """The classes of a question's answers."""
 
     def __init__(self, kind: Kind, conditions: Sequence[Condition], policy: MatchPolicy) -> None:
         self.kind = kind

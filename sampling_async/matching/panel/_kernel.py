@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from sampling_async.matching.panel._columns import (
 from sampling_async.matching.panel._rows import TOGETHER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -57,10 +58,8 @@ class Answers(NamedTuple):
     listed: dict[int, NDArray[np.bool_]]  # by quota with a recontact list
 
 
-class _Filler(Protocol):
-    """Fills rows of one kind: it yields some places of rows, and the rows to put there."""
-
-    def rows(self, answers: Answers, members: slice) -> Filled: ...
+_Filler: TypeAlias = "Callable[[Answers, slice], Filled]"
+"""Fills rows of one kind: it yields some places of rows, and the rows to put there."""
 
 
 class _Compared:
@@ -175,24 +174,17 @@ class _Among:
             yield places, packed(among)
 
 
-class _OnDevice:
-    """Fills rows of the members whose device is one of some device types, or is not known."""
-
-    def __init__(self, device_types: Sequence[tuple[int, ...]], places: NDArray[np.intp]) -> None:
-        self._device_types, self._places = device_types, places
-
-    def rows(self, answers: Answers, members: slice) -> Filled:
-        assert answers.devices is not None
-        device, is_known = (each[members] for each in answers.devices)
-        yield self._places, packed(np.array([~is_known | np.isin(device, each) for each in self._device_types]))
+def _on_device(
+    device_types: Sequence[tuple[int, ...]], places: NDArray[np.intp], answers: Answers, members: slice
+) -> Filled:
+    """Fill rows of the members whose device is one of some device types, or is not known."""
+    assert answers.devices is not None
+    device, is_known = (each[members] for each in answers.devices)
+    yield places, packed(np.array([~is_known | np.isin(device, each) for each in device_types]))
 
 
-class _ListFilling:
-    def __init__(self, quotas: Sequence[int], places: NDArray[np.intp]) -> None:
-        self._quotas, self._places = quotas, places
-
-    def rows(self, answers: Answers, members: slice) -> Filled:
-        yield self._places, packed(np.array([answers.listed[quota][members] for quota in self._quotas]))
+def _listed(quotas: Sequence[int], places: NDArray[np.intp], answers: Answers, members: slice) -> Filled:
+    yield places, packed(np.array([answers.listed[quota][members] for quota in quotas]))
 
 
 class Kernel:
@@ -276,7 +268,7 @@ class Kernel:
         self.everybody = packed(np.ones((1, count), dtype=bool))[0]
         rows[1] = self.everybody
         for filler in self._fillers:
-            for places, filled in filler.rows(answers, members):
+            for places, filled in filler(answers, members):
                 rows[places] = filled
         for op, first, operands in self.plan.steps:
             _combine(_UFUNCS[op], rows, operands, rows[first : first + len(operands[0])], self._some)
@@ -311,18 +303,18 @@ class Kernel:
         compared = [
             (name.how, self._places[name.of], name.what, place) for name, place in given if name.how in _COMPARE
         ]
-        yield _Compared(compared)
+        yield _Compared(compared).rows
         others = [each for each in given if each[0].how not in _COMPARE]
         for (how, question_id), group in groupby(others, key=lambda each: (each[0].how, each[0].of)):
             names, places = zip(*group, strict=True)
             of, at = [name.what for name in names], np.array(places, dtype=np.intp)
             if how in {"has", "untaken"}:
-                yield _Among(how, question_id, of, at)
+                yield _Among(how, question_id, of, at).rows
             elif how == "in":
                 size = len(self.plan.source.classes[question_id])
-                yield _LookedUp(question_id, self._places.get(question_id), of, size, at)
+                yield _LookedUp(question_id, self._places.get(question_id), of, size, at).rows
             else:
-                yield _OnDevice(of, at) if how == "device" else _ListFilling(of, at)
+                yield partial(_on_device if how == "device" else _listed, of, at)
 
 
 class _Room:

@@ -155,10 +155,8 @@ class PanelMatcher:
         Args:
             stream: Any object with the Arrow C stream interface: a `pyarrow` table or reader, a Polars or
                 pandas data frame, a DuckDB relation. Or an iterator of record batches.
-            workers: How many processes match the panel, including this one. Others are started only if the
-                panel is large enough. The main module of the program must then do its work under
-                `if __name__ == "__main__":`. The processes end with the run; pass `Workers` to keep them for
-                the next one.
+            workers: How many processes match the panel, including this one; see `Workers`. The main module of
+                the program must then do its work under `if __name__ == "__main__":`.
 
         Raises:
             InvalidRequestError: While the result is read: `stream` is not such a stream, or a value is not
@@ -175,14 +173,10 @@ class PanelMatcher:
         return reader
 
     def learn(self, stream: Any, *, workers: int | Workers = 1) -> PanelMatcher:
-        """Return a matcher that allocates with prices derived from a panel; see `Allocate`.
+        """Return a matcher that allocates with prices derived from a panel, read to its end; see `Allocate`.
 
         `run` does this by itself. Call it if the panel can be read only once, with another part of your members
-        that is like the panel, or to use the same prices for several runs.
-
-        Args:
-            stream: The panel, as for `run`. It is read to its end.
-            workers: As for `run`.
+        that is like the panel, or to use the same prices for several runs. The arguments are those of `run`.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`; or as `run`.
@@ -192,12 +186,10 @@ class PanelMatcher:
     def allocate(self, candidates: Any) -> BatchReader:
         """Allocate among given candidates: found by your rules or model, or by `TopK`.
 
-        The panel is not matched. So the lists should be long, about eight candidates for each quota that a
-        member gets, and not the same for all members. Quotas that the index does not have are passed over.
-
-        Args:
-            candidates: An Arrow stream with the columns of `TopK`, and perhaps `invites_left` and the weights.
-                It is read twice, unless the output has prices.
+        They are an Arrow stream with the columns of `TopK`, and perhaps `invites_left` and the weights, which
+        is read twice, unless the output has prices. The panel is not matched. So the lists should be long,
+        about eight candidates for each quota that a member gets, and not the same for all members. Quotas that
+        the index does not have are passed over.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`; or, while the result is read, the candidates can
@@ -227,11 +219,8 @@ class PanelMatcher:
     def learned(self, parts: Any) -> PanelMatcher:
         """Return a matcher with prices derived from a panel, given the outputs of `learning` of all parts.
 
-        Args:
-            parts: As for `merged`.
-
         Raises:
-            InvalidRequestError: The output is not `Allocate`.
+            InvalidRequestError: The output is not `Allocate`; or as `merged`.
         """
         output = self._allocation().with_prices_of(self.learning().merged(parts), self._source)
         return self._for(output, self._source.ranked_by(output.priced(self._source)))
@@ -251,12 +240,10 @@ class PanelMatcher:
     def map_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Match a part of a panel that an engine divides; yield the output of this part as record batches.
 
-        For the counts, the samples or the allocation of the whole panel, combine the outputs of its parts with
-        `merged`. For an allocation, derive the prices first: combine the outputs of `learning().map_batches`
-        with `learned`, which returns the matcher for the second step.
-
-        Args:
-            batches: The record batches of the part, or an Arrow stream.
+        The part is its record batches, or an Arrow stream. For the counts, the samples or the allocation of the
+        whole panel, combine the outputs of its parts with `merged`. For an allocation, derive the prices first:
+        combine the outputs of `learning().map_batches` with `learned`, which returns the matcher for the second
+        step.
 
         Raises:
             InvalidRequestError: An allocation has no prices yet; or, while the output is read, as `run`.
@@ -293,11 +280,10 @@ class PanelMatcher:
         yield from self.merged(parts).to_batches() if len(parts) > 1 else parts
 
     def merged(self, parts: Any) -> Any:
-        """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of its parts.
+        """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of all its parts.
 
-        Args:
-            parts: The outputs of all parts: an Arrow stream, or record batches. Quotas that this matcher does
-                not have, because they have closed since, are passed over.
+        These are an Arrow stream, or record batches. Quotas that this matcher does not have, because they have
+        closed since, are passed over.
 
         Raises:
             InvalidRequestError: These are parts of another output.
@@ -318,10 +304,7 @@ class PanelMatcher:
         return made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
 
     def requests(self, stream: Any) -> Iterator[InviteRequest]:
-        """Yield requests for `client.fan_out`: the best quotas of each member that matches any quota.
-
-        Args:
-            stream: The panel, as for `run`.
+        """Yield requests for `client.fan_out`: the best quotas of each member of a panel that matches any.
 
         Raises:
             InvalidRequestError: The output is neither `TopK` nor `Allocate`; or as `run`.

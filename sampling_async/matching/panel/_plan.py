@@ -70,20 +70,7 @@ class PanelColumns:
 
 
 class CompactInventory:
-    """An inventory in a small form for sending to other processes: with classes instead of conditions.
-
-    Args:
-        compiled: Quotas, best first, each in a pair after the program it was compiled in.
-        kinds: How questions are matched.
-        policy: Rules for the cases that the contract leaves open.
-        lists: The member codes on the recontact lists, by quota ID.
-        market: What an allocation knows of the quotas, in the same order.
-
-    Attributes:
-        layers: For each layer, the places of its sub-quotas, and whether each is full.
-        of_survey: The places of a survey's waves, by survey ID.
-        excluding: The places of the waves that exclude a participation, by its survey, wave and status.
-    """
+    """An inventory in a small form for sending to other processes: with classes instead of conditions."""
 
     def __init__(
         self,
@@ -189,14 +176,7 @@ def _classes(
 
 
 class Block(NamedTuple):
-    """Some quotas of adjacent ranks, made together; the quotas with most rows to combine come first.
-
-    Attributes:
-        quotas: The quotas, by their places in the source.
-        possible: Rows whose intersection is the members who may match, as `by_turn` returns them.
-        unsure: Quotas that a member may match without certainly matching, by their places in `quotas`.
-        certain: Further rows, whose intersection with the possible members is those who certainly match.
-    """
+    """Some quotas of adjacent ranks, made together; the quotas with most rows to combine come first."""
 
     quotas: NDArray[np.intp]
     possible: list[NDArray[np.intp]]

@@ -134,18 +134,7 @@ class Workers:
 def matched_by(
     workers: Workers, begin: Callable[[], Share], pieces: Iterator[Piece], planned: Callable[[Any], object]
 ) -> Iterator[tuple[bool, Any]]:
-    """Yield the output of a panel in the order of its pieces, for `PanelMatcher.run`.
-
-    Args:
-        workers: The processes that match.
-        begin: A method that begins the share of a process. Its object is pickled, with the plan.
-        pieces: The panel; if there are few pieces, this process matches them alone.
-        planned: Returns the plan that the object of `begin` has for batches like the given one. It is called
-            while the other processes start.
-
-    Returns:
-        For each record batch, whether it came after all pieces and must be merged with others; and the batch.
-    """
+    """Yield the output of a panel in the order of its pieces, for `PanelMatcher.run`."""
     # Read some pieces to see whether the panel is large enough, and match here if it is not.
     worth = max(workers.count, _WORTH)
     read = list(islice(pieces, worth)) if workers.count > 1 else []
