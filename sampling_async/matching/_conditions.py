@@ -267,8 +267,6 @@ Span = tuple[int, int]
 
 @frozen
 class Condition:
-    """The condition of one row."""
-
     question_id: int
     ids: frozenset[int]  # answer IDs; any one of them meets the condition
     spans: tuple[Span, ...]  # ranges of years of age; if there are any, the answer is an age
@@ -286,7 +284,6 @@ class Condition:
         return {year for first, last in self.spans for year in range(first, min(last, OLDEST) + 1)}
 
     def is_met_by(self, answer: Known) -> bool:
-        """Return whether an answer certainly meets the condition."""
         if isinstance(answer, frozenset):
             return not self.ids.isdisjoint(answer)
         if isinstance(answer, int):

@@ -30,7 +30,6 @@ _LEFT: Final = 2
 
 
 def require_kinds_and_policy(kinds: object, policy: object) -> None:
-    """Check the types of two options of an index."""
     require_instance(kinds, QuestionKinds | None, "kinds", "a QuestionKinds, such as QuestionKinds.default()")
     require_instance(policy, MatchPolicy | None, "policy", "a MatchPolicy, such as MatchPolicy(missing='no')")
 

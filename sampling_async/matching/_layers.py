@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class Fitting(NamedTuple, Generic[S]):
-    """The members who fit."""
-
     certain: S
     possible: S  # those who certainly fit included
 

@@ -80,7 +80,6 @@ class DistinctList(Generic[K]):
         self._places: dict[K, int] = {}
 
     def place(self, item: K) -> int:
-        """Return the place of an item; append the item if it is new."""
         # One lookup for both cases: a new item is assigned the place at the end of the list.
         place = self._places.setdefault(item, len(self.items))
         if place == len(self.items):

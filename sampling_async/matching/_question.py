@@ -47,7 +47,6 @@ class Layout(NamedTuple):
         return out & quotas | (uncertain & quotas | of_crossed << bits) << bits
 
     def parts(self, packed: int) -> tuple[int, int, int, int]:
-        """Return the four sets of one integer."""
         quotas, crossed = (1 << self.quotas) - 1, (1 << self.crossed) - 1
         of_crossed = packed >> 2 * self.quotas
         return (
@@ -93,7 +92,6 @@ class QuestionSets:
         self._full: set[int] = set()
 
     def add(self, condition: Condition) -> int:
-        """Add a condition and return its place."""
         place = len(self._having)
         self._having.append([])
         values, meeting = condition.values(), self._meeting
@@ -168,7 +166,6 @@ class QuestionSets:
         return fitting(parts, 0, exactly_one=self._exactly_one)
 
     def ruled_unanswered(self) -> int:
-        """Return the sets that a missing answer rules out, packed."""
         return self._ruled(frozenset(), self._doubt_of(self._unanswered))
 
     def ruled(self, answer: Known) -> int:

@@ -69,11 +69,10 @@ class CompiledPart:
                 self.recontact |= 1 << bit
 
     def ranked(self, bits: int) -> Iterator[tuple[Any, Program, Target]]:
-        """Yield the rank, the program and the target of each quota in a set, best first."""
+        """Yield rank, program and target of each quota in a set, best first."""
         return ((self.ranks[bit], self.program, self.targets[bit]) for bit in ascending(bits))
 
     def of_surveys(self, survey_ids: Iterable[int]) -> int:
-        """Return the set of the quotas of some surveys."""
         return all_of(self._of_survey.get(survey_id, 0) for survey_id in survey_ids)
 
     def for_device(self, device_type: int) -> int:
@@ -87,7 +86,6 @@ class CompiledPart:
         return found
 
     def excluding(self, participations: Iterable[Participation]) -> int:
-        """Return the set of the quotas that exclude a member with these participations."""
         # Wave 0 of an exclusion stands for all waves of the survey.
         return all_of(
             self._excluding.get((one.survey_id, wave_id, one.status_id), 0)

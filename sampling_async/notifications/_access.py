@@ -82,7 +82,6 @@ class AccessControl:
         return self._trusts_socket if is_socket else _is_in(peer, self._proxies)
 
     def allows(self, source: str) -> bool:
-        """Return whether hits from this address are accepted."""
         return not self._networks or _is_in(source, self._networks)
 
 

@@ -44,7 +44,6 @@ def arrow() -> Any:
 
 
 def facts_table(facts: Sequence[Fact[Any]]) -> Any:
-    """Return facts as an Arrow table; see `FactStream.to_arrow`."""
     pa = arrow()
     moment, text, number = pa.timestamp("us", tz="UTC"), pa.string(), pa.int64()
     types = {

@@ -88,8 +88,6 @@ def _parsed(text: str, names: Iterator[str] | None = None) -> Any:
 
 
 class _Element:
-    """An open element of an XML document: its text, and the elements in it."""
-
     def __init__(self, name: str, attributes: dict[str, str]) -> None:
         self.name = name
         # Declarations of namespaces and types (`xmlns`, `xsi:nil`) are no fields.

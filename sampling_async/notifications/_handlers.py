@@ -25,8 +25,6 @@ RECORDS: Final[dict[type[Any], Kind | None]] = {
 
 
 class Handlers:
-    """The handlers of an inbox, by the record that they handle."""
-
     def __init__(self) -> None:
         self._handlers: dict[type[Any], Handler] = {}
         self._is_closed = False
@@ -36,7 +34,6 @@ class Handlers:
         return bool(self._handlers)
 
     def add(self, records: tuple[type[Any], ...], handler: Handler) -> None:
-        """Register a handler."""
         if self._is_closed:
             raise RuntimeError("register handlers before the inbox is opened: facts may wait in its store")
         annotated = _annotated(handler)
@@ -71,7 +68,6 @@ class Handlers:
             _LOG.warning("a %s came, and there is no handler for it: register one, its facts wait", kind)
 
     def of(self, fact: Fact[Any]) -> Handler:
-        """Return the handler of a fact."""
         return self._handlers[type(fact.notification)]
 
 
@@ -86,7 +82,6 @@ def kind_of(record: Any) -> Kind | None:
 
 
 def checked_records(records: tuple[Any, ...]) -> tuple[type[Any], ...]:
-    """Return the records that a handler is registered for."""
     if not records or any(inspect.isroutine(record) for record in records):
         raise InvalidRequestError("inbox.on takes the records of the handler: write @inbox.on(Completion)")
     for record in records:
@@ -95,7 +90,6 @@ def checked_records(records: tuple[Any, ...]) -> tuple[type[Any], ...]:
 
 
 def name_of(handler: object) -> str:
-    """Return the name of a function or class, or of the class of another object."""
     return getattr(handler, "__qualname__", None) or type(handler).__qualname__
 
 

@@ -148,8 +148,6 @@ class HandlerPolicy:
 
 @define
 class _Running:
-    """A fact whose handler runs."""
-
     fact: Fact[Any]
     handler: Handler
     since: float  # by the event loop's clock

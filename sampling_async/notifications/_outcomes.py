@@ -95,7 +95,6 @@ class InviteStore(SqliteStore):
         return self._open.total_changes - before
 
     def enter(self, member_code: str, quota_id: int, at: float) -> bool:
-        """Record when a member was first sent to a survey; return False if there is no such invite."""
         cursor = self._open.execute(
             "UPDATE invites SET entered = coalesce(entered, ?) WHERE member = ? AND quota = ?",
             (at, json.dumps(member_code), quota_id),

@@ -419,7 +419,6 @@ class SqliteStore:
 
 
 def store_of(store: Store | str | os.PathLike[str]) -> Store:
-    """Return a store, or that of a path."""
     if isinstance(store, str | os.PathLike):
         return SqliteStore(store)
     if isinstance(store, type) or not callable(getattr(store, "receive", None)):

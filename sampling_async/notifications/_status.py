@@ -48,7 +48,6 @@ class InboxStatus(KindStatus):
 def status_of(
     backlog: Iterable[Backlog], failed: Mapping[Kind | None, int], *, is_open: bool, not_stored: int, now: float
 ) -> InboxStatus:
-    """Return the status of an inbox from its store's backlog and the failures of its handlers."""
     by_kind = {kind: KindStatus(failed=failed.get(kind, 0)) for kind in (*Kind, None)}
     for row in backlog:
         by_kind[row.kind] = evolve(

@@ -35,27 +35,22 @@ _EXACT: Final = Context(prec=60, traps=[])
 
 
 def of_hundredths(number: int) -> Decimal:
-    """Return an amount, given in hundredths of the currency's unit."""
     return Decimal(f"{number}E-2")
 
 
 def hundredths(amount: Decimal) -> int:
-    """Return an amount in whole hundredths."""
     return int(_EXACT.scaleb(amount, 2))
 
 
 def size_of(amount: Decimal) -> Decimal:
-    """Return an amount without its sign."""
     return amount.copy_abs()
 
 
 def added(one: Decimal, other: Decimal) -> Decimal:
-    """Return the sum of two amounts."""
     return _EXACT.add(one, other)
 
 
 def difference(one: Decimal, other: Decimal) -> Decimal:
-    """Return one amount less the other."""
     return _EXACT.subtract(one, other)
 
 
@@ -129,7 +124,6 @@ class FieldReader:
         return self.needed(_WAVE, _id)
 
     def note(self, text: str) -> None:
-        """Add a text to the anomaly of the notification."""
         self._notes.append(text)
 
     @property
@@ -147,7 +141,6 @@ class FieldReader:
 
     @property
     def has_wave(self) -> bool:
-        """Whether a wave is given."""
         return self._values.get(_WAVE) not in (None, "")
 
     @property
@@ -190,7 +183,6 @@ def kind_of_fields(posted_as: Kind, named: FieldReader) -> Kind:
 
 
 def parse(kind: Kind, named: FieldReader) -> Notification:
-    """Return the fields of a notification as the record of its kind."""
     return _READERS[kind](named)
 
 

@@ -55,7 +55,6 @@ class RawPath:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Replace the decoded path by the raw one."""
         if scope["type"] == "http" and scope.get("raw_path"):
             scope["path"] = scope["raw_path"].decode("latin-1")
         await self._app(scope, receive, send)
@@ -92,7 +91,6 @@ class ServiceApp:
         self._zipped: tuple[bytes, bytes] = (b"", b"")
 
     def starlette(self) -> Starlette:
-        """Return the application with its routes."""
         routes = [_route(path, partial(self._respond, endpoint)) for endpoint, path in _PATHS.items()]
         return Starlette(routes=[*routes, _route("/openapi.json", _describe)], middleware=[Middleware(RawPath)])
 
@@ -208,7 +206,6 @@ class FaultyReply(Response):
         self._connection, self._sleep = connection, sleep
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, or as much of it as the faults allow."""
         cut = self._cut
         if cut is None and self._drip is None:
             await super().__call__(scope, receive, send)

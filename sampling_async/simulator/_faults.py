@@ -375,7 +375,6 @@ def altered(answer: ServiceResponse, fault: Fault, random: Random) -> ServiceRes
 
 
 def made_up_invite(quota_id: int, random: Random) -> Invite:
-    """Return an invite that the ledger does not hold."""
     url = f"https://entry.example/survey?invite={random.getrandbits(96):024x}&quota={quota_id}"
     return Invite(
         survey_id=random.randint(2500000, 2599999),

@@ -57,8 +57,6 @@ _Questions: TypeAlias = "tuple[tuple[int, bool, tuple[Callable[[ProfileAnswer], 
 
 
 class QuotaTargets:
-    """The conditions of a quota, prepared for tests of many members."""
-
     __slots__ = ("_layers",)
 
     def __init__(self, quota: Quota) -> None:

@@ -76,7 +76,6 @@ def signed(fields: Mapping[str, Any], secret: str) -> dict[str, Any]:
 
 
 def plain_body(fields: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Return fields as JSON, with the content type."""
     return json.dumps(fields).encode(), "application/json; charset=utf-8"
 
 

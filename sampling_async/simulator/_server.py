@@ -92,7 +92,6 @@ def served(app: ASGIApp, *, port: int) -> Generator[str]:
 
 
 def run(app: ASGIApp, *, host: str, port: int) -> None:
-    """Serve an application in this thread until a signal ends it."""
     # After Ctrl-C uvicorn shuts down in order, and then raises the interrupt again.
     with listening(host, port) as listener, suppress(KeyboardInterrupt):
         _ListeningServer(_config(app, log_level="warning")).run([listener])

@@ -92,7 +92,6 @@ class PanelState:
             self.set_recontact(quota_id, (c for c in panel.members if random.random() < RECONTACT_SHARE))
 
     def state(self, member_code: str) -> MemberState | None:
-        """Return the state of a member, or None if no member has this code."""
         state = self._states.get(member_code)
         if state is None and member_code in self.panel.members:
             state = self._states[member_code] = MemberState(self.panel.members[member_code], self._quotas)
@@ -103,7 +102,6 @@ class PanelState:
         return self._codes.get(quota_id)
 
     def is_wanted(self, quota_id: int, member_code: str) -> bool:
-        """Return whether a member is on the recontact list of a quota."""
         return member_code in self._wanted.get(quota_id, ())
 
     def set_recontact(self, quota_id: int, member_codes: Iterable[str]) -> None:
@@ -227,12 +225,10 @@ class Service:
         self.lock = Lock()
 
     def register(self, panel: PanelState) -> None:
-        """Register a panel with its Guid and key."""
         self._panels[panel.panel.panel_guid.lower()] = panel
         self._keys[panel.panel.api_key.lower()] = panel
 
     def panel(self, panel_guid: str) -> PanelState:
-        """Return a registered panel."""
         return self._panels[panel_guid.lower()]
 
     def answer(self, call: ServiceCall) -> ServiceResponse:
@@ -399,5 +395,4 @@ def _invite_to(survey: Survey, quota_id: int, url: str) -> Invite:
 
 
 def recontact_quota_ids(inventory: Iterable[LiveQuota]) -> tuple[int, ...]:
-    """Return the IDs of the quotas of recontact surveys."""
     return tuple(quota.quota.quota_id for quota in inventory if quota.survey.survey.is_survey_recontact)

@@ -40,8 +40,6 @@ EXTENSION: Final = "simulator.connection"
 
 
 class ClientConnection(Protocol):
-    """The connection of one request."""
-
     async def pause(self, seconds: float, sleep: Sleep) -> None:
         """Wait without sending anything."""
         ...
@@ -55,7 +53,6 @@ class ForeignConnection:
     """A connection under a server without this extension. It can be cut only by raising an error."""
 
     async def pause(self, seconds: float, sleep: Sleep) -> None:
-        """Wait."""
         await sleep(seconds)
 
     async def cut(self, *, reset: bool) -> None:
@@ -64,13 +61,11 @@ class ForeignConnection:
 
 
 def connection_of(scope: MutableMapping[str, Any]) -> ClientConnection:
-    """Return the connection that a request came over."""
     known: ClientConnection | None = (scope.get("extensions") or {}).get(EXTENSION)
     return known or ForeignConnection()
 
 
 def with_connection(scope: MutableMapping[str, Any], connection: ClientConnection) -> dict[str, Any]:
-    """Return a copy of the scope that holds the connection."""
     return {**scope, "extensions": {**(scope.get("extensions") or {}), EXTENSION: connection}}
 
 

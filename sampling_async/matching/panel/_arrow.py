@@ -106,12 +106,10 @@ _WIDE: Final = 128  # bits
 
 
 def is_list(kind: Any) -> bool:
-    """Return whether an Arrow type is a type of lists."""
     return kind.id in LISTS
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether an Arrow type is a type of texts."""
     return kind.id in _TEXTS
 
 

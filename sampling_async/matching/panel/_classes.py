@@ -122,7 +122,6 @@ class Classes:
         return self.everything ^ 1 << UNANSWERED
 
     def __len__(self) -> int:
-        """Return how many classes there are."""
         return self.everything.bit_length()
 
     def number(self, known: Known | None) -> int:

@@ -31,7 +31,6 @@ class Collector(Protocol):
 
 
 def count_of(rows: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return how many members are in each row."""
     count: NDArray[np.int64] = np.bitwise_count(rows).sum(axis=1, dtype=np.int64)
     return count
 
@@ -47,8 +46,6 @@ def split(kernel: Kernel, block: Block) -> tuple[NDArray[np.uint64], NDArray[np.
 
 
 class Places:
-    """The places of quotas, by their IDs."""
-
     def __init__(self, quota_ids: NDArray[np.int64]) -> None:
         self._order = np.argsort(quota_ids)
         self._sorted = quota_ids[self._order]

@@ -85,8 +85,6 @@ def columns_of(schema: Any, source: CompactInventory) -> PanelColumns:
 
 
 class AnswerReader:
-    """A reader of one question's columns."""
-
     def __init__(self, question_id: int, classes: Classes, kinds: QuestionKinds) -> None:
         self._question_id = question_id
         self._classes = classes
@@ -255,7 +253,6 @@ NOBODY: Final = Several(_NOTHING, _NOTHING)
 
 
 def member_codes(batch: Any, first: int) -> Any:
-    """Return the member codes of a batch."""
     column = batch.column(MEMBER_CODE)
     if column.type.id == DICTIONARY:
         column = column.dictionary_decode()

@@ -27,7 +27,6 @@ ROWS: Final = 2**15
 
 
 def batches_of(stream: Any) -> Iterator[Any]:
-    """Yield the record batches of a panel."""
     if hasattr(stream, "__arrow_c_stream__"):
         yield from _reader_of(stream)
         return

@@ -255,7 +255,6 @@ class Kernel:
         return reader
 
     def fill(self, answers: Answers, members: slice) -> None:
-        """Make the rows of a chunk: some members of a batch."""
         count = members.stop - members.start
         words = -(-count // _WORD)
         # One block of memory: the rows of the plan, and three areas for temporary rows.

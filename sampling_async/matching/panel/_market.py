@@ -46,7 +46,6 @@ class Market:
         return np.argsort(self.prices - self.values, kind="stable")
 
     def arranged(self, order: NDArray[np.intp]) -> Market:
-        """Return the quotas in another order."""
         return evolve(
             self,
             values=self.values[order],
@@ -73,7 +72,6 @@ class Terms:
 
 
 def terms_of(market: Market, quota_ids: Sequence[int], survey_ids: Sequence[int]) -> Terms:
-    """Return a market by quotas and surveys."""
     capped = {
         survey_id: room
         for survey_id, number in zip(survey_ids, market.surveys.tolist(), strict=True)
@@ -131,7 +129,6 @@ def _value(value: Value, survey: Survey, quota: Quota) -> float:
 
 
 def _share(rates: Rates, survey: Survey, quota: Quota) -> float:
-    """Return the share of invites that end in a complete, as far as it is known."""
     rate = rates.get(quota.quota_id, 1.0) if isinstance(rates, Mapping) else rates
     if not 0 < _number(rate, f"rate of quota {quota.quota_id}") <= 1:
         raise InvalidRequestError(f"the rate of quota {quota.quota_id} must be above 0 and at most 1: {rate!r}")

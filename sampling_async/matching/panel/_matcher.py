@@ -35,12 +35,10 @@ each member that do not get more members than they can use."""
 
 
 def name_of(output: object) -> str:
-    """Return the name of an output, as users write it."""
     return Allocate.__name__ if isinstance(output, Candidates | PriceSample) else type(output).__name__
 
 
 def needs_codes(output: object) -> bool:
-    """Return whether an output contains member codes, so that the panel must have them."""
     return not isinstance(output, Counts)
 
 
@@ -401,8 +399,6 @@ class _Kernels:
 
 
 class _Share:
-    """What one process matches of a panel."""
-
     def __init__(self, collector: Collector, kernels: _Kernels) -> None:
         self._collector, self._kernels = collector, kernels
         self._kernel: Kernel | None = None

@@ -42,15 +42,11 @@ class Pair(NamedTuple):
 
 
 class FittingClasses(NamedTuple):
-    """The classes of a question that fit, certainly and possibly."""
-
     question_id: int
     classes: Pair
 
 
 class QuotaOfPlan(NamedTuple):
-    """The data of a quota that a plan needs."""
-
     quota_id: int
     wave: int  # the place of its survey and wave
     layers: tuple[int, ...]  # the places of its layers
@@ -133,7 +129,6 @@ class CompactInventory:
         return source
 
     def quotas(self) -> list[QuotaOfPlan]:
-        """Return the quotas, best first."""
         return list(map(QuotaOfPlan._make, self._quotas))
 
     def sub_quotas(self) -> list[tuple[FittingClasses, ...]]:

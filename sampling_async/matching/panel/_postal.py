@@ -72,22 +72,17 @@ class _Table:
 
 
 class _OfLength(NamedTuple):
-    """The prefixes of one length."""
-
     mask: np.uint64  # the bits of the letters up to this length
     table: _Table  # the class of each prefix, by its packed letters
 
 
 class Beginnings:
-    """The prefixes that a question about postal codes asks for."""
-
     def __init__(self, classes: Classes) -> None:
         self._classes = classes
         self._are_long = max(map(len, map(str, classes.of)), default=0) > _PACKED
         self._by_length = list(_by_length(classes.of))
 
     def numbers(self, words: Any) -> NDArray[np.intp]:
-        """Return the classes of texts."""
         codes, others = _plain(pc.fill_null(words, "") if words.null_count else words)
         numbers = np.full(len(codes), OTHER, dtype=np.intp)
         packed = _packed(codes)
@@ -124,8 +119,6 @@ def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
 
 
 class _Others(NamedTuple):
-    """The codes of a column that are not only ASCII letters and digits."""
-
     words: list[str]  # the distinct codes, as they count
     places: NDArray[np.intp]  # the places of the column that hold one
     which: NDArray[np.intp]  # for each of these places, which word it is
@@ -192,7 +185,6 @@ class OddCodes:
         self._count = self._first = 0
 
     def look(self, batch: Any, first: int) -> None:
-        """Look at the members of a batch."""
         for name in self._names:
             if name in batch.schema.names:
                 self._look(batch.column(name), first)
@@ -212,7 +204,6 @@ class OddCodes:
                 self._count += len(odd)
 
     def log(self) -> None:
-        """Log how many there were, if there were any."""
         if self._count:
             _LOG.warning(
                 "%s postal codes of the panel hold something else than letters and digits, so no list can "

@@ -78,7 +78,6 @@ def columns_read(weight: str | None) -> frozenset[str]:
 
 
 def limits(batch: Any, per_member: int, first: int) -> Any:
-    """Return how many invites each member may get."""
     if INVITES_LEFT not in batch.schema.names:
         return arrow(np.full(len(batch), per_member, dtype=np.int64))
     left, is_known = numbers(batch.column(INVITES_LEFT), INVITES_LEFT, first)
@@ -86,7 +85,6 @@ def limits(batch: Any, per_member: int, first: int) -> Any:
 
 
 def weights(batch: Any, name: str | None, first: int) -> Any:
-    """Return what each member's value is multiplied by."""
     if name is None:
         return pa.array(np.ones(len(batch)))
     if name not in batch.schema.names:
@@ -166,15 +164,12 @@ class PriceSample:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of the panel that only an allocation reads."""
         return columns_read(self.weight)
 
     def collector(self, source: CompactInventory) -> Collector:
-        """Return a collector that draws members."""
         return _SampleDraw(self, source)
 
     def of_candidates(self, batches: Iterable[Any], source: CompactInventory) -> Any:
-        """Return a sample of members whose quotas are known already."""
         drawing, first = _SampleDraw(self, source), 0
         for batch in batches:
             drawing.add_candidates(batch, first)
@@ -182,7 +177,6 @@ class PriceSample:
         return pa.Table.from_batches([drawing.end()])
 
     def merged(self, table: Any, source: CompactInventory) -> Any:
-        """Return the sample of a whole panel, given the samples of its parts."""
         if not len(table):
             return table
         if (table.column("quotas").to_numpy() != _digest_of(source)).any():

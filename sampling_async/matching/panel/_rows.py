@@ -79,11 +79,9 @@ class SymbolicRows:
         self.everything = self.given("everything")
 
     def given(self, name: Hashable) -> Row:
-        """Return the row with a name, which is filled from outside."""
         return Row(self, self._place(name, _Made(None, ())))
 
     def combined(self, op: Op, rows: Iterable[Row]) -> Row:
-        """Return the combination of rows."""
         operands = self.operands(op, rows)
         if len(operands) == 1:
             return Row(self, operands[0])
@@ -121,8 +119,6 @@ class SymbolicRows:
 
 
 class Arranged:
-    """Rows in the order in which they are made."""
-
     def __init__(self, made: Sequence[_Made], names: Sequence[Hashable], wanted: set[int]) -> None:
         needed = {0, 1} | wanted
         # Operands have lower numbers than the row made from them, so one pass from the last row on finds all.

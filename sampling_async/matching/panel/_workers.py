@@ -245,8 +245,6 @@ def _take(path: Path) -> list[Any]:
 
 
 class _Worker:
-    """Another process."""
-
     def __init__(self) -> None:
         self.plan: Callable[[], object] = lambda: None  # returns that of the matcher which the process has
         # Not "fork": the threads of pyarrow do not survive a fork.
@@ -295,7 +293,6 @@ class _Worker:
         return self._executor.submit(_end, path)
 
     def stop(self) -> None:
-        """Kill the process, in whatever state it is."""
         for process in self._processes:
             process.kill()
         self._executor.shutdown(cancel_futures=True)
