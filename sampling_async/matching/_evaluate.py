@@ -92,13 +92,12 @@ def evaluate(profile: Profile, quota: Quota, kinds: QuestionKinds, policy: Match
 
 def _layer(profile: Profile, layer: Layer, kinds: QuestionKinds, policy: MatchPolicy) -> Reason:
     parts = tuple(_sub_quota(profile, sub_quota, kinds, policy) for sub_quota in layer.sub_quotas)
-    full = [policy.full == "blocks" and _is_full(sub_quota) for sub_quota in layer.sub_quotas]
+    full = [
+        policy.full == "blocks" and each.current_completes >= each.max_target_completes
+        for each in layer.sub_quotas
+    ]
     truth, why = layer_truth([part.truth for part in parts], full, policy)
     return Reason(f"layer {layer.layer_id}", truth, why, parts)
-
-
-def _is_full(sub_quota: SubQuota) -> bool:
-    return sub_quota.current_completes >= sub_quota.max_target_completes
 
 
 def layer_truth(truths: Sequence[Truth], full: Sequence[bool], policy: MatchPolicy) -> tuple[Truth, str]:
@@ -162,14 +161,10 @@ def _question(
         why = "it is not among the postal codes that the service shows of a long list"
     elif answer is not None:
         why = "the answer is not listed"
+    elif policy.missing != "routable":
+        why = "no answer is known"
     elif truth == Truth.POSSIBLE:
-        why = (
-            "no answer is known, and the service asks" if policy.missing == "routable" else "no answer is known"
-        )
+        why = "no answer is known, and the service asks"
     else:
-        why = (
-            "no answer is known, and the service does not ask for it"
-            if policy.missing == "routable"
-            else "no answer is known"
-        )
+        why = "no answer is known, and the service does not ask for it"
     return Reason(f"question {question_id}", truth, why)

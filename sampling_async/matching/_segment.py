@@ -1,14 +1,9 @@
 """Matching of one member with all quotas: a program as sets of quotas, which are Python's big integers.
 
-Each answer of a member rules out some quotas. Many members give the same answer, so the set that an answer
-rules out is computed once and cached. To match a member, the sets of its answers are united, some hundred of
-them. There are two such unions: the quotas that are ruled out (they do not match), and the quotas that are
-uncertain (they do not certainly match).
-
-One question alone can rule out most layers: a layer with one sub-quota, by any of its questions, and a layer
-whose sub-quotas all ask the same question, as age groups do. The other layers cross questions, as gender by
-age. For these, the matcher first finds the sub-quotas that fit or may fit, and then applies the rule of a
-layer.
+Each answer rules out some quotas: that set is computed once and cached, and to match a member, the sets of its
+answers are united. One answer can rule out a layer with one sub-quota, or whose sub-quotas all ask the same
+question. The others cross questions, as gender by age: their sub-quotas are found first, and then the rule of a
+layer is applied.
 """
 
 from __future__ import annotations

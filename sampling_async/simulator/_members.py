@@ -1,20 +1,9 @@
 """Members of a simulated panel, their generation, and whether a member matches a quota.
 
-The service's rules are written so that they are easy to compare with the contract. A member matches a quota
-when all its layers hold. A layer holds when the member's profile fits exactly one of its sub-quotas. Inside a
-sub-quota, conditions on the same question are alternatives, and all its questions must be met. An answer list
-is met by any one answer:
-
-- age: the years lie in a range of AnswerValues, or in the band that an answer ID stands for. Both ends are
-  included, and an upper end of 99 or above means "and over";
-- postal code: it begins with a listed value. Blanks, hyphens and case are ignored. The exposed list counts as
-  the whole list, even if the service has cut it;
-- every other question, DMA and MSA included: the member gave one of the answer IDs.
-
-A question that the member has not answered is not met, unless it is routable. The service asks routable
-questions later, and in the simulator every member then gives a matching answer. If no sub-quota fits by the
-profile alone, the member takes the first open sub-quota that fits with such answers. No member meets a
-condition whose list is empty or cannot be read.
+The rules are written to be easy to compare with the contract, and not to be fast. Three of them it leaves open:
+a postal code is met if it begins with a listed value, even if the service has cut the list; a routable question
+without an answer counts as met, because the service asks it, and members of the simulator then answer it so; a
+condition whose list is empty or cannot be read is met by nobody.
 """
 
 from __future__ import annotations

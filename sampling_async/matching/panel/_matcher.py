@@ -264,8 +264,8 @@ class PanelMatcher:
         if not isinstance(self.output, PriceSample):  # then the panel is read once more
             odd.log()
 
-    def _share(self) -> _Share:
-        return _Share(self.output.collector(self._source), self._kernels)
+    def _share(self) -> _PanelShare:
+        return _PanelShare(self.output.collector(self._source), self._kernels)
 
     def _matched_by(self, workers: Workers, batches: Iterable[Any]) -> Iterator[Any]:
         """Match with one process or several, and merge the outputs that are not final."""
@@ -398,7 +398,7 @@ class _Kernels:
             self._idle.append(kernel)
 
 
-class _Share:
+class _PanelShare:
     def __init__(self, collector: Collector, kernels: _Kernels) -> None:
         self._collector, self._kernels = collector, kernels
         self._kernel: Kernel | None = None
