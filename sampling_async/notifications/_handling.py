@@ -342,12 +342,7 @@ class Handling(BackgroundService):
             _LOG.log(
                 logging.ERROR if is_dead else logging.WARNING,
                 "%s raised %s in attempt %d%s\n%s",
-                *(
-                    _description(running),
-                    type(exc).__name__,
-                    fact.attempts,
-                    "; it is dead" if is_dead else "",
-                ),
+                *(_description(running), type(exc).__name__, fact.attempts, "; it is dead" if is_dead else ""),
                 masked_traceback(exc, fact, self._secrets),
             )
             if is_dead:

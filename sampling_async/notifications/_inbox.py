@@ -256,14 +256,7 @@ class Inbox:
         return self._stored(reply)
 
     def _admitted(
-        self,
-        kind: str,
-        body: bytes,
-        headers: Headers,
-        peer: str,
-        *,
-        secret: str,
-        query: str,
+        self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str, query: str
     ) -> Receipt | HitResponse:
         """Return a hit as its receipt, or the response if it is refused."""
         pairs = _pairs(headers)
@@ -447,9 +440,7 @@ def _known(
         )
 
 
-def _by_kind(
-    secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]],
-) -> dict[Kind, tuple[str, ...]]:
+def _by_kind(secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]]) -> dict[Kind, tuple[str, ...]]:
     given = secrets if isinstance(secrets, Mapping) else dict.fromkeys(Kind, _several(secrets))
     unknown = [kind for kind in given if kind not in list(Kind)]
     if unknown:

@@ -15,23 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import moment_of, shown
 from sampling_async._contract.records import INT64_MAX, safe_repr
-from sampling_async._journal.database import (
-    connected,
-    failing,
-    make_durable,
-    transaction,
-)
+from sampling_async._journal.database import connected, failing, make_durable, transaction
 from sampling_async._private_files import make_private
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._entries import in_its_wave
 from sampling_async.notifications._records import Kind, UnknownNotification
 from sampling_async.notifications._store import Backlog, Fact, Settled, State, StoreError, Validity
-from sampling_async.notifications._tables import (
-    CLAIM,
-    CLAIM_OF_KIND,
-    COLUMNS,
-    make_tables,
-)
+from sampling_async.notifications._tables import CLAIM, CLAIM_OF_KIND, COLUMNS, make_tables
 from sampling_async.notifications._understanding import FieldReader, parse
 
 if TYPE_CHECKING:

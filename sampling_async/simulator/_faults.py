@@ -123,8 +123,7 @@ class Fault:
     after: int = field(default=0, validator=attrs.validators.ge(0))
     times: int | None = field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
     probability: float | None = field(
-        default=None,
-        validator=attrs.validators.optional([attrs.validators.ge(0), attrs.validators.le(1)]),
+        default=None, validator=attrs.validators.optional([attrs.validators.ge(0), attrs.validators.le(1)])
     )
 
     def on(

@@ -113,11 +113,7 @@ class Simulator:
         )
         self.faults: Final = FaultPlan(faults, seed=seed)
         self.notifications: Final = Outbox(
-            notifying,
-            seed=seed,
-            began=self._inventory.cache_expires,
-            clock=clock,
-            sleep=sleep,
+            notifying, seed=seed, began=self._inventory.cache_expires, clock=clock, sleep=sleep
         )
         for survey in self._live.surveys:
             self.notifications.begin(survey)

@@ -47,10 +47,7 @@ def chances(members: NDArray[np.uint64], quotas: NDArray[np.uint64]) -> NDArray[
 
 
 def best_of_each(
-    members: NDArray[np.intp],
-    surveys: NDArray[np.int64],
-    gains: NDArray[np.float64],
-    most: NDArray[np.int64],
+    members: NDArray[np.intp], surveys: NDArray[np.int64], gains: NDArray[np.float64], most: NDArray[np.int64]
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the pairs that each member would take: those that gain most, one of each survey, at most `most`.
 

@@ -169,11 +169,7 @@ class _Choosing:
                 self._untaken[survey] ^= rows[at]
 
     def _batch(
-        self,
-        members: slice,
-        chosen: list[Pairs],
-        had: NDArray[np.int64],
-        certain: NDArray[np.int64],
+        self, members: slice, chosen: list[Pairs], had: NDArray[np.int64], certain: NDArray[np.int64]
     ) -> Any:
         n = self._output.n
         quota = np.concatenate([quota for quota, _ in chosen]) if chosen else np.zeros(0, dtype=np.intp)
