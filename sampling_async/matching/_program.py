@@ -27,13 +27,8 @@ K = TypeVar("K", bound="Hashable")
 class Diagnostic:
     """A report of something odd about a quota.
 
-    The quota is matched all the same; a part that is not understood counts as possible.
-
-    Attributes:
-        survey_id: The survey.
-        quota_id: The quota.
-        path: The place in the quota, such as `Layers[0].SubQuotas[2]`; empty for the whole quota.
-        message: What is odd, in words.
+    The quota is matched all the same; a part that is not understood counts as possible. `path` is the place in
+    the quota, such as `Layers[0].SubQuotas[2]`; it is empty for the whole quota.
     """
 
     survey_id: int

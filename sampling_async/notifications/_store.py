@@ -64,10 +64,6 @@ class SurveyEnd:
     """How a member's survey ended, in the form in which the ledger of outcomes joins it with invites.
 
     Attributes:
-        member_code: The member.
-        survey_id: The survey, with `wave_id`.
-        wave_id: The wave.
-        quota_id: The quota, if it is known.
         original_survey_id: The survey of the invite, if the member was routed to another one.
         hundredths: The revenue of a completion; what a reconciliation takes back. None if it is not given.
         reason: The reason of a terminate or a reconciliation.
@@ -163,7 +159,6 @@ class Settled:
     """The result of one attempt to handle a fact.
 
     Attributes:
-        fact_id: The fact.
         state: Handled or dead; pending if there is another attempt.
         due: The time of the next attempt, in seconds since 1970.
         error: What the attempt raised.

@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 class LedgerEntry:
     """One invite of the ledger.
 
-    Attributes:
-        sequence_number: The place of the invite in the ledger, from 0.
-        panel_guid: The panel of the member.
-        member_code: The member invited.
-        quota_id: The quota that the member was invited to.
-        survey_id: The survey of the quota, with `wave_id`.
-        wave_id: The wave of the survey.
-        endpoint: `bulk_invite` or `generate_invite`.
-        url: The link of the invite, different for every invite.
-        request_number: The request that the invite was made for, see `RequestRecord.number`.
+    `sequence_number` is its place in the ledger, and `request_number` that of its request (see
+    `RequestRecord.number`), both from 0. `url` is different for every invite. `endpoint` is `bulk_invite` or
+    `generate_invite`.
     """
 
     sequence_number: int
@@ -53,14 +46,10 @@ class RequestRecord:
 
     Attributes:
         number: The place of the request in the order of arrival, from 0. Requests no longer kept count too.
-        endpoint: The endpoint of the request.
         member_code: The member that the request named, or None.
-        quota_ids: The quota IDs that the request named, in its order.
         status: The HTTP status of the response; None if the connection was cut before it.
         is_processed: False if a fault kept the request from having any effect.
         time: When the request arrived: seconds of the simulator's clock since the simulator was made.
-        query: The query parameters by name.
-        headers: The headers by lower-case name. The value of `api_auth_key` is masked.
     """
 
     number: int

@@ -55,7 +55,6 @@ class Posting:
 
     Attributes:
         number: The place in the order of events, from 0.
-        kind: The kind.
         fields: The fields, in the service's usual spelling.
         at: When it is due, in seconds of the simulator's clock.
         is_forged: Whether it is not from the service: it goes to a wrong URL, or has a wrong signature.

@@ -100,12 +100,10 @@ class BadLineError(ValueError):
 
 @frozen
 class PanelFile:
-    """A panel that is ready to be read.
+    """A panel that is ready to be read, in record batches of the wanted columns.
 
-    Attributes:
-        batches: Record batches of the wanted columns, under the wanted names.
-        columns: The names of all columns of the panel, after renaming.
-        members: How many members the panel has, or None if that is not known before reading.
+    `columns` names all columns of the panel. Both have the wanted names. `members` is their number, or None if
+    that is not known before reading.
     """
 
     batches: Iterator[Any]

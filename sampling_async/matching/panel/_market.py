@@ -58,12 +58,9 @@ class Market:
 
 @frozen
 class Terms:
-    """The rooms and values of an allocation.
+    """The rooms and values of an allocation: how many invites a quota and a survey can use, and their worth.
 
-    Attributes:
-        rooms: How many invites each quota can use, by its ID.
-        values: What an invite is worth, by quota ID.
-        survey_rooms: How many invites each survey can use, by its ID; those without a cap are missing.
+    All are by ID. Surveys without a cap are missing.
     """
 
     rooms: Mapping[int, int]
