@@ -12,6 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import astuple
+
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import moment_of, shown
 from sampling_async._contract.records import INT64_MAX, safe_repr
@@ -419,16 +421,8 @@ def store_of(store: Store | str | os.PathLike[str]) -> Store:
 def _end_values(end: SurveyEnd | None) -> tuple[object, ...]:
     if end is None:
         return (None,) * 8
-    return (
-        json.dumps(end.member_code),
-        end.survey_id,
-        end.wave_id,
-        end.quota_id,
-        end.original_survey_id,
-        end.hundredths,
-        None if end.reason is None else json.dumps(end.reason),
-        end.at,
-    )
+    member_code, *places, reason, at = astuple(end)
+    return json.dumps(member_code), *places, None if reason is None else json.dumps(reason), at
 
 
 def _names(kinds: Iterable[Kind | None]) -> list[str]:

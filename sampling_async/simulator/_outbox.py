@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 from xml.sax.saxutils import escape
 
 import anyio
+import attrs
 import httpx
 from attrs import field, frozen
 
@@ -27,8 +28,6 @@ from sampling_async._contract.records import hidden
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from datetime import datetime
-
-    from attrs import Attribute
 
     from sampling_async.notifications import Inbox
     from sampling_async.simulator._live import LiveQuota, LiveSurvey
@@ -131,14 +130,8 @@ _REASONS: Final = ("SCREENED_OUT", "QUOTA_FULL", "QUALITY", "ABANDONED")
 _INBOX_URL: Final = "http://inbox.example"
 
 
-def _share(_: object, attribute: Attribute[Any], value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"Notifying.{attribute.name} is a share from 0 to 1, not {value!r}")
-
-
-def _seconds(_: object, attribute: Attribute[Any], value: float) -> None:
-    if not value >= 0:
-        raise ValueError(f"Notifying.{attribute.name} is a number of seconds, at least 0, not {value!r}")
+_SHARE: Final[Any] = [attrs.validators.ge(0), attrs.validators.le(1)]
+_SECONDS: Final[Any] = attrs.validators.ge(0)
 
 
 @frozen(kw_only=True)
@@ -160,16 +153,16 @@ class Notifying:
         shared_secret: Signs notifications about members (EncryptedValue); empty: they are not signed.
     """
 
-    completes: float = field(default=0.5, validator=_share)
-    survey_seconds: float = field(default=0.0, validator=_seconds)
-    late: float = field(default=0.0, validator=_share)
-    late_seconds: float = field(default=1.0, validator=_seconds)
-    repeated: float = field(default=0.0, validator=_share)
-    forged: float = field(default=0.0, validator=_share)
-    drifted: float = field(default=0.0, validator=_share)
-    corrected: float = field(default=0.0, validator=_share)
-    terminated_late: float = field(default=0.0, validator=_share)
-    reconciled: float = field(default=0.0, validator=_share)
+    completes: float = field(default=0.5, validator=_SHARE)
+    survey_seconds: float = field(default=0.0, validator=_SECONDS)
+    late: float = field(default=0.0, validator=_SHARE)
+    late_seconds: float = field(default=1.0, validator=_SECONDS)
+    repeated: float = field(default=0.0, validator=_SHARE)
+    forged: float = field(default=0.0, validator=_SHARE)
+    drifted: float = field(default=0.0, validator=_SHARE)
+    corrected: float = field(default=0.0, validator=_SHARE)
+    terminated_late: float = field(default=0.0, validator=_SHARE)
+    reconciled: float = field(default=0.0, validator=_SHARE)
     shared_secret: str = field(default="", repr=False)
 
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 Piece: TypeAlias = "tuple[int, Any]"
 """The place in the panel of a batch's first member, and the batch."""
 
+_Output: TypeAlias = "list[Any] | Future[Path | None]"
+"""Record batches that were made here; or the file of those that another process makes, or None for none."""
+
 _WORTH: Final = 5
 """The fewest pieces for which workers are started: this process matches fewer before a worker is ready."""
 
@@ -134,7 +137,11 @@ class Workers:
 def matched_by(
     workers: Workers, begin: Callable[[], Share], pieces: Iterator[Piece], planned: Callable[[Any], object]
 ) -> Iterator[tuple[bool, Any]]:
-    """Yield the output of a panel in the order of its pieces, for `PanelMatcher.run`."""
+    """Yield the output of a panel in the order of its pieces, for `PanelMatcher.run`.
+
+    `begin` is a method that begins the share of a process; its object is pickled, with the plan that `planned`
+    returns for batches like the given one. With each record batch comes whether it must be merged with others.
+    """
     # Read some pieces to see whether the panel is large enough, and match here if it is not.
     worth = max(workers.count, _WORTH)
     read = list(islice(pieces, worth)) if workers.count > 1 else []
@@ -174,7 +181,7 @@ def _divided(
 ) -> Iterator[tuple[bool, Any]]:
     """Divide pieces among a crew and this process; yield as `matched_by`."""
     # The outputs of the pieces from the first one on whose output was not yielded yet.
-    waiting: deque[list[Any] | Future[Path | None]] = deque()
+    waiting: deque[_Output] = deque()
     for number, (first, batch) in enumerate(pieces):
         worker = next((each for each in crew if each.has_room), None)
         if worker is not None:
@@ -183,7 +190,9 @@ def _divided(
             waiting.append(list(here.add(first, batch)))
         else:
             yield from ((False, made) for made in here.add(first, batch))
-        while waiting and (_is_done(waiting[0]) or len(waiting) > _AHEAD * (len(crew) + 1)):
+        while waiting and (
+            isinstance(waiting[0], list) or waiting[0].done() or len(waiting) > _AHEAD * (len(crew) + 1)
+        ):
             yield from ((False, made) for made in _output(waiting.popleft()))
     ends = [worker.end(folder / f"end {at}") for at, worker in enumerate(crew) if worker.is_ready]
     made_here = here.end()
@@ -193,11 +202,7 @@ def _divided(
         yield from ((True, made) for made in at_end)
 
 
-def _is_done(output: list[Any] | Future[Path | None]) -> bool:
-    return isinstance(output, list) or output.done()
-
-
-def _output(output: list[Any] | Future[Path | None]) -> list[Any]:
+def _output(output: _Output) -> list[Any]:
     if isinstance(output, list):
         return output
     path = output.result()
