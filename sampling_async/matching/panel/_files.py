@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -20,7 +19,7 @@ from sampling_async import InvalidRequestError
 from sampling_async.matching.panel._arrow import is_text, pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
 ROWS: Final = 2**15
 """Members read at a time: few, to need little memory; many, because each column of a batch has a fixed cost."""
@@ -127,12 +126,8 @@ def opened(
     if is_query(panel):
         return _of_query(panel, wanted, renamed)
     path = Path(panel)
-    of_lines = partial(_of_lines, texts=texts)
-    readers: dict[str, Callable[[Path, frozenset[str], Mapping[str, str]], PanelFile]] = dict(
-        zip(INPUTS, (_of_parquet, _of_csv, of_lines, of_lines), strict=True)
-    )
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
+    kind = path.suffix.lower()
+    if kind not in INPUTS:
         raise InvalidRequestError(
             f"{panel!r} is neither a query (SELECT ...) nor a file that ends in {', '.join(INPUTS)}"
         )
@@ -143,7 +138,9 @@ def opened(
     if not path.stat().st_size:
         raise InvalidRequestError(f"{panel} is empty")
     with read_errors(panel):
-        return reader(path, wanted, renamed)
+        if kind == ".parquet":
+            return _of_parquet(path, wanted, renamed)
+        return _of_csv(path, wanted, renamed) if kind == ".csv" else _of_lines(path, wanted, renamed, texts)
 
 
 def named(columns: Iterable[str]) -> str:
@@ -214,11 +211,8 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
         strings_can_be_null=True,
     )
     reader = csv.open_csv(path, parse_options=lines, convert_options=options)
-    return PanelFile(
-        _with_read_errors((_renamed(each, renamed) for each in reader), path),
-        _renamed_names(names, renamed),
-        None,
-    )
+    batches = (_renamed(each, renamed) for each in reader)
+    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), None)
 
 
 def _of_lines(
