@@ -75,7 +75,13 @@ MOST_CODES: Final = 255
 
 
 class Classes:
-    """The classes of a question's answers."""
+    """The classes of a question's answers.
+
+    Attributes:
+        of: The class of each year, answer ID or prefix of postal codes; all other answers are in `OTHER`.
+        certain: For each condition, the classes that certainly meet it.
+        possible: For each condition, the classes that may meet it.
+    """
 
     def __init__(self, kind: Kind, conditions: Sequence[Condition], policy: MatchPolicy) -> None:
         self.kind = kind

@@ -66,7 +66,15 @@ class PanelColumns:
 
 
 class CompactInventory:
-    """An inventory in a small form for sending to other processes: with classes instead of conditions."""
+    """An inventory in a small form for sending to other processes: with classes instead of conditions.
+
+    `compiled` has the quotas, best first, each in a pair after the program it was compiled in.
+
+    Attributes:
+        layers: For each layer, the places of its sub-quotas, and whether each is full.
+        of_survey: The places of a survey's waves, by survey ID.
+        excluding: The places of the waves that exclude a participation, by its survey, wave and status.
+    """
 
     def __init__(
         self,
@@ -173,10 +181,10 @@ def _classes(
 class Block(NamedTuple):
     """Some quotas of adjacent ranks, made together; the quotas with most rows to combine come first."""
 
-    quotas: NDArray[np.intp]
-    possible: list[NDArray[np.intp]]
-    unsure: NDArray[np.intp]
-    certain: list[NDArray[np.intp]]
+    quotas: NDArray[np.intp]  # by their places in the source
+    possible: list[NDArray[np.intp]]  # their intersection is the members who may match; see `by_turn`
+    unsure: NDArray[np.intp]  # those that a member may match uncertainly, by their places in `quotas`
+    certain: list[NDArray[np.intp]]  # with the possible rows, their intersection is those who certainly match
 
 
 class PanelPlan:
