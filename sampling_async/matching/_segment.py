@@ -145,11 +145,11 @@ class _Sorted:
     """The layers of a program, sorted by how they are matched, each with the quotas that have it."""
 
     def __init__(self, program: Program, having: Sequence[list[int]]) -> None:
-        self.never: list[int] = []
-        self.never_certain: list[int] = []
-        self.asked: defaultdict[int, list[int]] = defaultdict(list)
-        self.choices: list[tuple[LayerShape, list[int]]] = []
-        self.crossed: list[tuple[LayerShape, list[int]]] = []
+        self.never: list[int] = []  # quotas with a layer that nobody can fit
+        self.never_certain: list[int] = []  # quotas with a layer that asks for nothing
+        self.asked: defaultdict[int, list[int]] = defaultdict(list)  # by the alternatives that rule them out
+        self.choices: list[tuple[LayerShape, list[int]]] = []  # several sub-quotas about one question
+        self.crossed: list[tuple[LayerShape, list[int]]] = []  # all others
         for shape, quotas in zip(program.layers, having, strict=True):
             # No garbage is made here, as in `Program`.
             defer_full_gc()
