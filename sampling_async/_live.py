@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 import anyio
 
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async import Quotas, WatchStatus
-    from sampling_async._contract.records import Participation
     from sampling_async._following import Following
     from sampling_async._watch.changes import Key
     from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds
     from sampling_async.matching._evaluate import Reason
-    from sampling_async.matching._index import Member
+    from sampling_async.matching._index import Member, MemberOptions
     from sampling_async.matching._result import MatchResult
     from sampling_async.matching._segment import Rank
     from sampling_async.notifications import Inbox
@@ -133,82 +132,33 @@ class LiveIndex(BackgroundService):
         """Return whether the watch shows a quota as open now."""
         return self._watch.is_open(quota_id)
 
-    def match(
-        self,
-        profile: Profile | Member,
-        *,
-        device_type: int | None = None,
-        exclude_surveys: Iterable[int] | None = None,
-        participations: Iterable[Participation] | None = None,
-        member_code: str | None = None,
-    ) -> MatchResult:
+    def match(self, profile: Profile | Member, **options: Unpack[MemberOptions]) -> MatchResult:
         """Return the quotas that a member matches or may match now; see `QuotaIndex.match`.
-
-        Args:
-            profile: The member's answers, or a `Member`.
-            device_type: The device that the member uses now.
-            exclude_surveys: Surveys that the member must not be offered.
-            participations: What the member took part in.
-            member_code: The member's code.
 
         Raises:
             InvalidRequestError: An answer is not valid for its question.
             RuntimeError: There is no index yet.
         """
-        return self.index.match(
-            profile,
-            device_type=device_type,
-            exclude_surveys=exclude_surveys,
-            participations=participations,
-            member_code=member_code,
-        )
+        return self.index.match(profile, **options)
 
-    def explain(
-        self,
-        profile: Profile | Member,
-        quota_id: int,
-        *,
-        device_type: int | None = None,
-        exclude_surveys: Iterable[int] | None = None,
-        participations: Iterable[Participation] | None = None,
-        member_code: str | None = None,
-    ) -> Reason:
+    def explain(self, profile: Profile | Member, quota_id: int, **options: Unpack[MemberOptions]) -> Reason:
         """Return the reasons why a member matches a quota now or not; see `QuotaIndex.explain`.
-
-        Args:
-            profile: The member's answers, or a `Member`.
-            quota_id: The quota.
-            device_type: See `match`.
-            exclude_surveys: See `match`.
-            participations: See `match`.
-            member_code: See `match`.
 
         Raises:
             UnknownQuotaError: The index has no such quota.
             InvalidRequestError: An answer is not valid for its question.
             RuntimeError: There is no index yet.
         """
-        return self.index.explain(
-            profile,
-            quota_id,
-            device_type=device_type,
-            exclude_surveys=exclude_surveys,
-            participations=participations,
-            member_code=member_code,
-        )
+        return self.index.explain(profile, quota_id, **options)
 
     def follow(self, inbox: Inbox, *, after: int = 0) -> Following:
-        """Return a block in which the notifications of an inbox take effect.
+        """Return a block in which the notifications of an open inbox take effect.
 
             async with live.follow(inbox): ...
 
         A notification that a quota or survey has closed closes it at once. One that a quota is live has the
         watch poll soon. Notifications that came before the newest poll began have no effect: that poll knew
-        better.
-
-        Args:
-            inbox: The inbox. It must be open.
-            after: The ID of the last fact to skip; `Following.after` of an earlier block, for instance.
+        better. `after` is the ID of the last fact to skip; `Following.after` of an earlier block, for instance.
         """
         from sampling_async._following import Following  # noqa: PLC0415  not all have an inbox
 

@@ -233,14 +233,14 @@ def test_urls_are_by_kind():
 @pytest.mark.parametrize("name", ["completes", "late", "repeated", "forged", "drifted", "corrected"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_shares_are_from_0_to_1(name, value):
-    with pytest.raises(ValueError, match=f"Notifying.{name} is a share"):
+    with pytest.raises(ValueError, match=f"'{name}' must be [<>]= [01]"):
         Notifying(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["survey_seconds", "late_seconds"])
 @pytest.mark.parametrize("value", [-0.1, float("nan")])
 def test_times_are_seconds(name, value):
-    with pytest.raises(ValueError, match=f"Notifying.{name} is a number of seconds"):
+    with pytest.raises(ValueError, match=f"'{name}' must be >= 0"):
         Notifying(**{name: value})
 
 

@@ -135,6 +135,14 @@ class SurveyWaveExclusion:
     wave_id: int
     participation_status_ids: tuple[int, ...] = ()
 
+    def excludes(self, past: Participation) -> bool:
+        """Return whether a member with this participation is excluded."""
+        return (
+            past.survey_id == self.survey_id
+            and self.wave_id in {0, past.wave_id}
+            and past.status_id in self.participation_status_ids
+        )
+
 
 @frozen
 class Participation:

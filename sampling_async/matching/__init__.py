@@ -74,27 +74,13 @@ __all__ = [
 ]
 
 _LIVE: Final = {"Following": "_following", "LiveIndex": "_live"}
-_OF_PANEL: Final = frozenset(
-    {
-        "Allocate",
-        "BatchReader",
-        "Counts",
-        "Output",
-        "PanelMatcher",
-        "Prices",
-        "Sample",
-        "Terms",
-        "TopK",
-        "Workers",
-    }
-)
 
 
 def __getattr__(name: str) -> Any:
     """Import the panel's names on first use: they need numpy and pyarrow. Those that are live need anyio."""
     if name in _LIVE:
         return getattr(import_module(f"sampling_async.{_LIVE[name]}"), name)
-    if name not in _OF_PANEL:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         panel = import_module("sampling_async.matching.panel")

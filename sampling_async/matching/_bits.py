@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 
 
 def all_of(sets: Iterable[int]) -> int:
-    """Return the union of sets."""
     return reduce(or_, sets, 0)
 
 
 def of_places(places: Iterable[int]) -> int:
-    """Return the set of these numbers."""
     listed = list(places)
     # Set the bits in bytes: to set a bit of a big integer copies the integer.
     bits = bytearray(max(listed, default=-1) // 8 + 1)
@@ -32,11 +30,7 @@ class Unions:
     """A sequence of sets with cached unions, for many unions of some of them.
 
     The sets are in groups of eight. The union of any selection in a group is made once and then looked up, so
-    that one union takes an eighth of the operations.
-
-    Args:
-        sets: The sets; their positions are their places.
-        most_bytes: How large the cache may grow, about; then it is cleared.
+    that one union takes an eighth of the operations. At about `most_bytes`, the cache is cleared.
     """
 
     def __init__(self, sets: Sequence[int], most_bytes: int) -> None:
@@ -45,7 +39,6 @@ class Unions:
         self._size = max((each.bit_length() for each in sets), default=0) // 8 + 100
 
     def of(self, places: int) -> int:
-        """Return the union of the sets at these places."""
         groups = self._groups
         # Byte `g` of `places` says which sets of group `g` are chosen, and is the key of the cached union. With
         # 16 sets, places {1, 8, 9} are the bytes 0b00000010 and 0b00000011: two lookups, united.
@@ -82,7 +75,6 @@ S = TypeVar("S", bound=_Set)
 
 
 def without(these: S, those: S) -> S:
-    """Return the set difference."""
     # `these & ~those` is slower, because `~` makes a negative number.
     return (these & those) ^ these
 

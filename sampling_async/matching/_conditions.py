@@ -213,11 +213,7 @@ _LASTING: Final = frozenset({int, str, list, tuple, set, frozenset, type(None)})
 
 
 def lasting(profile: Profile) -> Profile:
-    """Return a profile whose answers can be read more than once: iterators are read into tuples.
-
-    Raises:
-        InvalidRequestError: The profile is not a mapping.
-    """
+    """Return a profile whose answers can be read more than once: iterators are read into tuples."""
     if not isinstance(profile, Mapping):
         raise InvalidRequestError(
             f"a profile must be a mapping of question IDs to answers, not {type(profile).__name__}"
@@ -231,7 +227,7 @@ def lasting(profile: Profile) -> Profile:
 
 
 def plain_postal(code: str) -> str:
-    """Return a postal code in the form used for comparison: lower case, without blanks and hyphens.
+    """Return a postal code as it is compared: lower case, without blanks and hyphens.
 
     What spreadsheets and typing make of a code is undone: `="01001"`, `'01001`, hyphens and blanks of all
     kinds, those that are not seen, and digits of other scripts.
@@ -271,27 +267,14 @@ Span = tuple[int, int]
 
 @frozen
 class Condition:
-    """The condition of one row.
-
-    Attributes:
-        question_id: The question.
-        ids: Answer IDs; any one of them meets the condition.
-        spans: Ranges of years of age that meet it; if there are any, the answer is an age.
-        prefixes: Prefixes of postal codes that meet it.
-        lengths: The lengths of these prefixes, a few.
-        is_vague: Whether the row was not understood, or only in part: any member may meet the condition.
-        is_cut: Whether the service shows only a part of the list: an answer outside it may still be right.
-        is_asked: Whether the service asks members without an answer (IsRoutable).
-    """
-
     question_id: int
-    ids: frozenset[int]
-    spans: tuple[Span, ...]
-    prefixes: frozenset[str]
-    lengths: frozenset[int] = field(eq=False)
-    is_vague: bool
-    is_cut: bool
-    is_asked: bool
+    ids: frozenset[int]  # answer IDs; any one of them meets the condition
+    spans: tuple[Span, ...]  # ranges of years of age; if there are any, the answer is an age
+    prefixes: frozenset[str]  # of postal codes
+    lengths: frozenset[int] = field(eq=False)  # of these prefixes, a few
+    is_vague: bool  # not understood, or only in part: any member may meet it
+    is_cut: bool  # the service shows a part of the list: an answer outside it may still be right
+    is_asked: bool  # the service asks members without an answer (IsRoutable)
 
     def values(self) -> Collection[int | str]:
         """Return what meets the condition: answer IDs, prefixes of postal codes, or years of age."""
@@ -301,7 +284,6 @@ class Condition:
         return {year for first, last in self.spans for year in range(first, min(last, OLDEST) + 1)}
 
     def is_met_by(self, answer: Known) -> bool:
-        """Return whether an answer certainly meets the condition."""
         if isinstance(answer, frozenset):
             return not self.ids.isdisjoint(answer)
         if isinstance(answer, int):
@@ -316,12 +298,7 @@ class Condition:
         return Truth.POSSIBLE if self.may_be_met(answered=answer is not None, policy=policy) else Truth.NO
 
     def may_be_met(self, *, answered: bool, policy: MatchPolicy) -> bool:
-        """Return whether a member who does not certainly meet the condition may meet it.
-
-        Args:
-            answered: Whether the member answered the question.
-            policy: What a missing answer means.
-        """
+        """Return whether a member who does not certainly meet the condition may meet it."""
         if self.is_vague or answered:
             return self.is_vague or self.is_cut
         return policy.missing == "possible" or (policy.missing == "routable" and self.is_asked)
@@ -330,14 +307,7 @@ class Condition:
 def condition_of(
     row: QuestionAndAnswers, kinds: QuestionKinds, policy: MatchPolicy, odd: Callable[[str], None]
 ) -> Condition:
-    """Parse a row; a part that cannot be parsed makes the condition vague, and is reported.
-
-    Args:
-        row: The row.
-        kinds: How its question is matched.
-        policy: What a cut postal list means.
-        odd: Called with a message for each part that cannot be parsed.
-    """
+    """Parse a row; a part that cannot be parsed makes the condition vague, and is reported."""
     kind, question_id = kinds.kind_of(row.question_id), row.question_id
     ids, values = frozenset(row.answer_ids), row.answer_values
     spans: tuple[Span, ...] = ()

@@ -27,14 +27,7 @@ def mask_reasons(
     exclude_surveys: Collection[int],
     participations: Collection[Participation],
 ) -> Iterator[Reason]:
-    """Yield the reasons why a survey is not open to a member; none if it is open.
-
-    Args:
-        survey: The survey.
-        device_type: The member's device; None if it is not known, then it excludes nothing.
-        exclude_surveys: Surveys that the member must not be offered.
-        participations: What the member took part in.
-    """
+    """Yield the reasons why a survey is not open to a member; none if it is open."""
     devices = survey.device_type_ids
     if device_type is not None and devices and device_type not in devices:
         shown = ", ".join(map(str, devices))
@@ -42,13 +35,7 @@ def mask_reasons(
     if survey.survey_id in exclude_surveys:
         yield Reason(f"survey {survey.survey_id}", Truth.NO, "the survey is in exclude_surveys")
     for exclusion in survey.survey_wave_exclusions:
-        # Wave 0 of an exclusion stands for all waves of the survey.
-        if any(
-            one.survey_id == exclusion.survey_id
-            and exclusion.wave_id in {0, one.wave_id}
-            and one.status_id in exclusion.participation_status_ids
-            for one in participations
-        ):
+        if any(map(exclusion.excludes, participations)):
             yield Reason(
                 f"participation in survey {exclusion.survey_id}",
                 Truth.NO,
@@ -59,13 +46,7 @@ def mask_reasons(
 def recontact_reasons(
     survey: Survey, member_codes: Collection[str] | None, member_code: str | None
 ) -> Iterator[Reason]:
-    """Yield the reason why the recontact list of a quota excludes a member, or may; none if it does not.
-
-    Args:
-        survey: The survey of the quota.
-        member_codes: The quota's list, if one was given.
-        member_code: The member's code, if it is known.
-    """
+    """Yield the reason why the recontact list of a quota excludes a member, or may; none if it does not."""
     if member_codes is not None and member_code is not None:
         if member_code not in member_codes:
             yield Reason("recontact list", Truth.NO, "the member is not on it")
@@ -102,17 +83,7 @@ class Reason:
 
 
 def evaluate(profile: Profile, quota: Quota, kinds: QuestionKinds, policy: MatchPolicy) -> Reason:
-    """Return whether a member matches a quota, with the reasons. It is simple and slow.
-
-    Args:
-        profile: The member's answers.
-        quota: The quota.
-        kinds: How questions are matched.
-        policy: Rules for the cases that the contract leaves open.
-
-    Raises:
-        InvalidRequestError: An answer of the profile is not valid for its question.
-    """
+    """Return whether a member matches a quota, with the reasons. It is simple and slow."""
     layers = tuple(_layer(profile, layer, kinds, policy) for layer in quota.layers)
     truth = min((layer.truth for layer in layers), default=Truth.CERTAIN)
     why = "all layers must hold" if layers else "no layers: every member matches"
@@ -121,23 +92,16 @@ def evaluate(profile: Profile, quota: Quota, kinds: QuestionKinds, policy: Match
 
 def _layer(profile: Profile, layer: Layer, kinds: QuestionKinds, policy: MatchPolicy) -> Reason:
     parts = tuple(_sub_quota(profile, sub_quota, kinds, policy) for sub_quota in layer.sub_quotas)
-    full = [policy.full == "blocks" and _is_full(sub_quota) for sub_quota in layer.sub_quotas]
+    full = [
+        policy.full == "blocks" and each.current_completes >= each.max_target_completes
+        for each in layer.sub_quotas
+    ]
     truth, why = layer_truth([part.truth for part in parts], full, policy)
     return Reason(f"layer {layer.layer_id}", truth, why, parts)
 
 
-def _is_full(sub_quota: SubQuota) -> bool:
-    return sub_quota.current_completes >= sub_quota.max_target_completes
-
-
 def layer_truth(truths: Sequence[Truth], full: Sequence[bool], policy: MatchPolicy) -> tuple[Truth, str]:
-    """Return whether a member fits a layer, and the rule that gave this result.
-
-    Args:
-        truths: Whether the member fits each sub-quota.
-        full: Whether each sub-quota is full.
-        policy: How many sub-quotas must fit.
-    """
+    """Return whether a member fits a layer, and the rule that gave this result."""
     exactly_one = policy.subquota_rule == "exactly_one"
     # Sets of one member: 1 holds the member, 0 is empty.
     sub_quotas = [
@@ -197,14 +161,10 @@ def _question(
         why = "it is not among the postal codes that the service shows of a long list"
     elif answer is not None:
         why = "the answer is not listed"
+    elif policy.missing != "routable":
+        why = "no answer is known"
     elif truth == Truth.POSSIBLE:
-        why = (
-            "no answer is known, and the service asks" if policy.missing == "routable" else "no answer is known"
-        )
+        why = "no answer is known, and the service asks"
     else:
-        why = (
-            "no answer is known, and the service does not ask for it"
-            if policy.missing == "routable"
-            else "no answer is known"
-        )
+        why = "no answer is known, and the service does not ask for it"
     return Reason(f"question {question_id}", truth, why)

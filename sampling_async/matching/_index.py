@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict, TypeVar, Unpack
 
 from attrs import evolve, field, frozen
 
@@ -30,11 +30,6 @@ _LEFT: Final = 2
 
 
 def require_kinds_and_policy(kinds: object, policy: object) -> None:
-    """Check the types of two options of an index.
-
-    Raises:
-        InvalidRequestError: One is of another type.
-    """
     require_instance(kinds, QuestionKinds | None, "kinds", "a QuestionKinds, such as QuestionKinds.default()")
     require_instance(policy, MatchPolicy | None, "policy", "a MatchPolicy, such as MatchPolicy(missing='no')")
 
@@ -142,9 +137,6 @@ class QuotaIndex:
         This index does not change. The new index does not know which quotas were closed, nor the recontact
         lists: the newer inventory is more recent than both.
 
-        Args:
-            quotas: The newer inventory: the result of `client.get_quotas()`, or surveys.
-
         Raises:
             InvalidRequestError: `quotas` contains something that is not a survey.
         """
@@ -187,12 +179,7 @@ class QuotaIndex:
     def _kept(self, listed: Sequence[int], changed: int) -> int:
         """Return how many parts are kept; the later ones are compiled again, with the quotas that changed.
 
-        Each part is smaller than the one before it, and the newest is last. So few quotas are compiled
-        repeatedly.
-
-        Args:
-            listed: For each part, the quotas that are still listed.
-            changed: How many quotas are in surveys that are new or changed.
+        Each part is smaller than the one before it, so few quotas are compiled repeatedly.
         """
         # Example: parts of 1000 and 100 quotas, of which 10 and 5 are no longer listed; 60 are new or changed.
         # Second part: 95 are left, fewer than 2 * (60 + 5), so it is compiled again, and 60 + 95 quotas are
@@ -222,13 +209,9 @@ class QuotaIndex:
         return index
 
     def recontact(self, quota_id: int, member_codes: Collection[str]) -> None:
-        """Set the list of members that a quota is for; it replaces an earlier list of this quota.
+        """Set the codes of the members that a quota is for; they replace an earlier list of this quota.
 
         A quota of a recontact survey without a list is possible at most.
-
-        Args:
-            quota_id: The quota.
-            member_codes: The codes of the members on the list.
 
         Raises:
             InvalidRequestError: `member_codes` is one text, or holds something else than texts.
@@ -324,33 +307,16 @@ class QuotaIndex:
                 may = without(may, 1 << bit)
         return without(fits & may, without(part.recontact, listed)), may
 
-    def explain(
-        self,
-        profile: Profile | Member,
-        quota_id: int,
-        *,
-        device_type: int | None = None,
-        exclude_surveys: Iterable[int] | None = None,
-        participations: Iterable[Participation] | None = None,
-        member_code: str | None = None,
-    ) -> Reason:
+    def explain(self, profile: Profile | Member, quota_id: int, **options: Unpack[MemberOptions]) -> Reason:
         """Return the reasons why a member matches a quota or not, as a tree for people to read.
 
-        The arguments are those of `match`, and the `truth` of the result is the same as the result of `match`.
-
-        Args:
-            profile: The member's answers, or a `Member`; see `match`.
-            quota_id: The quota.
-            device_type: See `match`.
-            exclude_surveys: See `match`.
-            participations: See `match`.
-            member_code: See `match`.
+        The arguments are those of `match`, and so is the `truth` of the result.
 
         Raises:
             UnknownQuotaError: The index has no such quota.
             InvalidRequestError: An answer is not valid for its question; the text names the question.
         """
-        asking = _asking(profile, device_type, exclude_surveys, participations, member_code)
+        asking = _asking(profile, **options)
         if type(quota_id) is int:
             for part, listed, is_open in zip(self._parts, self._listed, self._open, strict=True):
                 bit = part.bit_of.get(quota_id)
@@ -385,10 +351,7 @@ class QuotaIndex:
     ) -> Iterator[InviteRequest]:
         """Yield requests for `client.fan_out`: the best quotas of each member that matches any quota.
 
-        Args:
-            members: The members.
-            n: How many quotas a request has at most.
-            one_per_survey: See `MatchResult.select`.
+        A request has at most `n` quotas; for `one_per_survey` see `MatchResult.select`.
 
         Raises:
             InvalidRequestError: An answer is not valid for its question; the text names the member by position.
@@ -403,6 +366,15 @@ class QuotaIndex:
                 yield InviteRequest(member.member_code, selected)
 
 
+class MemberOptions(TypedDict, total=False):
+    """What `QuotaIndex.match` takes beside the answers; see there."""
+
+    device_type: int | None
+    exclude_surveys: Iterable[int] | None
+    participations: Iterable[Participation] | None
+    member_code: str | None
+
+
 class _MatchArguments(NamedTuple):
     """The arguments of `match` in types that can be read more than once."""
 
@@ -415,10 +387,10 @@ class _MatchArguments(NamedTuple):
 
 def _asking(
     profile: Profile | Member,
-    device_type: int | None,
-    exclude_surveys: Iterable[int] | None,
-    participations: Iterable[Participation] | None,
-    member_code: str | None,
+    device_type: int | None = None,
+    exclude_surveys: Iterable[int] | None = None,
+    participations: Iterable[Participation] | None = None,
+    member_code: str | None = None,
 ) -> _MatchArguments:
     if isinstance(profile, Member):
         member, profile = profile, profile.profile

@@ -16,27 +16,15 @@ if TYPE_CHECKING:
 
 
 class Fitting(NamedTuple, Generic[S]):
-    """The members who fit.
-
-    Attributes:
-        certain: The members who certainly fit.
-        possible: The members who may fit, including those who certainly fit.
-    """
-
     certain: S
-    possible: S
+    possible: S  # those who certainly fit included
 
 
 def fitting(sub_quotas: Iterable[tuple[S, S, S]], nobody: S, *, exactly_one: bool) -> Fitting[S]:
-    """Return the members who fit a layer.
+    """Return the members who fit a layer: exactly one of its sub-quotas, or at least one.
 
-    In both rules, a member who certainly fits a full sub-quota does not fit the layer.
-
-    Args:
-        sub_quotas: For each sub-quota, the members who certainly fit it, the members who may fit it, and the
-            members for whom it is full: everybody or nobody.
-        nobody: The empty set.
-        exactly_one: Whether exactly one sub-quota must fit; else, at least one.
+    In both rules, a member who certainly fits a full sub-quota does not fit the layer. Each of `sub_quotas` has
+    the members who certainly fit it, those who may, and those for whom it is full: everybody or nobody.
     """
     # Each set collects the members with one property: they certainly fit (`fit`) or may fit (`may`) at least
     # one sub-quota, at least two of them (`two_`), one that is full (`full_`), or one that is open.

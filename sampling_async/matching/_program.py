@@ -27,13 +27,8 @@ K = TypeVar("K", bound="Hashable")
 class Diagnostic:
     """A report of something odd about a quota.
 
-    The quota is matched all the same; a part that is not understood counts as possible.
-
-    Attributes:
-        survey_id: The survey.
-        quota_id: The quota.
-        path: The place in the quota, such as `Layers[0].SubQuotas[2]`; empty for the whole quota.
-        message: What is odd, in words.
+    The quota is matched all the same; a part that is not understood counts as possible. `path` is the place in
+    the quota, such as `Layers[0].SubQuotas[2]`; it is empty for the whole quota.
     """
 
     survey_id: int
@@ -80,7 +75,6 @@ class DistinctList(Generic[K]):
         self._places: dict[K, int] = {}
 
     def place(self, item: K) -> int:
-        """Return the place of an item; append the item if it is new."""
         # One lookup for both cases: a new item is assigned the place at the end of the list.
         place = self._places.setdefault(item, len(self.items))
         if place == len(self.items):
@@ -89,21 +83,7 @@ class DistinctList(Generic[K]):
 
 
 class Program:
-    """A parsed inventory. Places are positions in the lists below.
-
-    Args:
-        surveys: The inventory.
-        kinds: How questions are matched.
-        policy: Rules for the cases that the contract leaves open.
-
-    Attributes:
-        conditions: Every distinct condition.
-        asked: Every distinct set of alternatives about one question.
-        sub_quotas: Every distinct sub-quota.
-        layers: Every distinct layer.
-        targets: The quotas.
-        diagnostics: Reports of what was odd.
-    """
+    """A parsed inventory: lists of its distinct parts, in which places are positions."""
 
     def __init__(self, surveys: Iterable[Survey], kinds: QuestionKinds, policy: MatchPolicy) -> None:
         self.policy = policy

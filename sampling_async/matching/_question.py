@@ -33,14 +33,10 @@ class Layout(NamedTuple):
     One integer needs one union instead of four. From the lowest bit on, it holds: quotas ruled out, uncertain
     quotas, sub-quotas of crossed layers ruled out, and uncertain ones. Few questions occur in crossed layers;
     the integers of all others are shorter, because their highest bits are 0.
-
-    Attributes:
-        quotas: How many bits a set of quotas has.
-        crossed: How many bits a set of sub-quotas of crossed layers has.
     """
 
-    quotas: int
-    crossed: int
+    quotas: int  # how many bits a set of quotas has
+    crossed: int  # how many bits a set of sub-quotas of crossed layers has
 
     def packed(self, out: int, uncertain: int) -> int:
         """Return two sets of places as one integer; the sub-quotas of crossed layers come after the quotas."""
@@ -51,7 +47,6 @@ class Layout(NamedTuple):
         return out & quotas | (uncertain & quotas | of_crossed << bits) << bits
 
     def parts(self, packed: int) -> tuple[int, int, int, int]:
-        """Return the four sets of one integer."""
         quotas, crossed = (1 << self.quotas) - 1, (1 << self.crossed) - 1
         of_crossed = packed >> 2 * self.quotas
         return (
@@ -63,29 +58,18 @@ class Layout(NamedTuple):
 
 
 class _Doubt(NamedTuple):
-    """What stays uncertain: because conditions are vague, or because there is no answer.
+    """What stays uncertain: because conditions are vague, or because there is no answer."""
 
-    Attributes:
-        parts: The parts that may fit.
-        mixed: The demands with several parts, of which one may fit.
-        possible: The demands that may be met.
-        asking: The set of those who have these demands.
-    """
-
-    parts: frozenset[int]
-    mixed: frozenset[int]
-    possible: frozenset[int]
-    asking: int
+    parts: frozenset[int]  # that may fit
+    mixed: frozenset[int]  # the demands with several parts, of which one may fit
+    possible: frozenset[int]  # the demands that may be met
+    asking: int  # the set of those who have these demands
 
 
 class QuestionSets:
     """All demands of an inventory about one question.
 
     Conditions, demands and parts of demands have places, in the order in which they were added.
-
-    Args:
-        layout: The layout of the sets.
-        policy: Rules for the cases that the contract leaves open.
     """
 
     def __init__(self, layout: Layout, policy: MatchPolicy) -> None:
@@ -108,7 +92,6 @@ class QuestionSets:
         self._full: set[int] = set()
 
     def add(self, condition: Condition) -> int:
-        """Add a condition and return its place."""
         place = len(self._having)
         self._having.append([])
         values, meeting = condition.values(), self._meeting
@@ -124,11 +107,9 @@ class QuestionSets:
         return place
 
     def add_demand(self, parts: Sequence[tuple[Iterable[int], bool]], places: Sequence[int]) -> None:
-        """Add a demand.
+        """Add a demand: for each part its conditions, and whether it is full.
 
-        Args:
-            parts: The conditions of each part, and whether it is full.
-            places: Who has this demand: quotas and, numbered after them, sub-quotas of crossed layers.
+        `places` has who has it: quotas and, numbered after them, sub-quotas of crossed layers.
         """
         demand, first = len(self._parts), len(self._demands)
         for part, (conditions, is_full) in enumerate(parts, first):
@@ -185,7 +166,6 @@ class QuestionSets:
         return fitting(parts, 0, exactly_one=self._exactly_one)
 
     def ruled_unanswered(self) -> int:
-        """Return the sets that a missing answer rules out, packed."""
         return self._ruled(frozenset(), self._doubt_of(self._unanswered))
 
     def ruled(self, answer: Known) -> int:

@@ -98,11 +98,8 @@ class MatchResult:
     def select(self, n: int, *, one_per_survey: bool = True) -> tuple[int, ...]:
         """Return at most `n` quota IDs to request invites for: first the certain, then the possible ones.
 
-        Both are in the order of their rank, best first.
-
-        Args:
-            n: How many quota IDs at most; a bulk invite takes 100 in one request.
-            one_per_survey: Select only one quota of each survey, because a member can take a survey only once.
+        Both are in the order of their rank, best first. With `one_per_survey`, only one quota of each survey is
+        selected, because a member can take a survey only once.
 
         Raises:
             InvalidRequestError: `n` is not a whole number from 0 on.

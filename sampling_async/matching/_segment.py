@@ -1,14 +1,9 @@
 """Matching of one member with all quotas: a program as sets of quotas, which are Python's big integers.
 
-Each answer of a member rules out some quotas. Many members give the same answer, so the set that an answer
-rules out is computed once and cached. To match a member, the sets of its answers are united, some hundred of
-them. There are two such unions: the quotas that are ruled out (they do not match), and the quotas that are
-uncertain (they do not certainly match).
-
-One question alone can rule out most layers: a layer with one sub-quota, by any of its questions, and a layer
-whose sub-quotas all ask the same question, as age groups do. The other layers cross questions, as gender by
-age. For these, the matcher first finds the sub-quotas that fit or may fit, and then applies the rule of a
-layer.
+Each answer rules out some quotas: that set is computed once and cached, and to match a member, the sets of its
+answers are united. One answer can rule out a layer with one sub-quota, or whose sub-quotas all ask the same
+question. The others cross questions, as gender by age: their sub-quotas are found first, and then the rule of a
+layer is applied.
 """
 
 from __future__ import annotations
@@ -69,11 +64,10 @@ class CompiledPart:
                 self.recontact |= 1 << bit
 
     def ranked(self, bits: int) -> Iterator[tuple[Any, Program, Target]]:
-        """Yield the rank, the program and the target of each quota in a set, best first."""
+        """Yield rank, program and target of each quota in a set, best first."""
         return ((self.ranks[bit], self.program, self.targets[bit]) for bit in ascending(bits))
 
     def of_surveys(self, survey_ids: Iterable[int]) -> int:
-        """Return the set of the quotas of some surveys."""
         return all_of(self._of_survey.get(survey_id, 0) for survey_id in survey_ids)
 
     def for_device(self, device_type: int) -> int:
@@ -87,7 +81,6 @@ class CompiledPart:
         return found
 
     def excluding(self, participations: Iterable[Participation]) -> int:
-        """Return the set of the quotas that exclude a member with these participations."""
         # Wave 0 of an exclusion stands for all waves of the survey.
         return all_of(
             self._excluding.get((one.survey_id, wave_id, one.status_id), 0)
@@ -107,17 +100,11 @@ _UNIONS_BYTES: Final = 2**25
 
 
 class _Plane(NamedTuple):
-    """The sub-quotas at one position of all crossed layers that have so many.
+    """The sub-quotas at one position of all crossed layers that have so many."""
 
-    Attributes:
-        begin: The first bit of these sub-quotas.
-        layers: The layers that have this position, a bit each; always the lowest bits.
-        full: The layers whose sub-quota at this position is full.
-    """
-
-    begin: int
-    layers: int
-    full: int
+    begin: int  # the first bit of these sub-quotas
+    layers: int  # the layers that have this position, a bit each; always the lowest bits
+    full: int  # the layers whose sub-quota at this position is full
 
 
 class _CrossedLayers:
@@ -128,9 +115,6 @@ class _CrossedLayers:
     bits: layers A with three sub-quotas and B with two have, from bit 0 on, A0 B0 A1 B1 A2. A shift then brings
     the sub-quotas of a position to the bits of their layers, and the rule of a layer is applied to all layers
     at once.
-
-    Attributes:
-        places: The place in the program of each bit's sub-quota.
     """
 
     def __init__(self, layers: Sequence[tuple[LayerShape, list[int]]]) -> None:
@@ -146,13 +130,7 @@ class _CrossedLayers:
             self.places += [place for place, _ in having]
 
     def ruled(self, out: int, uncertain: int, policy: MatchPolicy) -> tuple[int, int]:
-        """Return the quotas that the layers rule out, and the quotas that the layers make uncertain.
-
-        Args:
-            out: Sub-quotas that are ruled out.
-            uncertain: Sub-quotas that do not certainly fit.
-            policy: How many sub-quotas of a layer must fit.
-        """
+        """Return the quotas that the layers rule out, and those that they make uncertain."""
         # What is not uncertain fits; what is not ruled out may fit. `layers` masks the bits of later positions.
         sub_quotas = (
             (without(layers, uncertain >> begin), without(layers, out >> begin), full)
@@ -164,26 +142,14 @@ class _CrossedLayers:
 
 
 class _Sorted:
-    """The layers of a program, sorted by how they are matched, each with the quotas that have it.
-
-    Args:
-        program: The program.
-        having: For each layer, the quotas that have it.
-
-    Attributes:
-        never: Quotas with a layer that nobody can fit: it has no sub-quotas, or all of them are full.
-        never_certain: Quotas with a layer that asks for nothing.
-        asked: Alternatives that rule out quotas on their own, by their places in `Program.asked`.
-        choices: Layers with several sub-quotas, all of which ask one and the same question.
-        crossed: All other layers.
-    """
+    """The layers of a program, sorted by how they are matched, each with the quotas that have it."""
 
     def __init__(self, program: Program, having: Sequence[list[int]]) -> None:
-        self.never: list[int] = []
-        self.never_certain: list[int] = []
-        self.asked: defaultdict[int, list[int]] = defaultdict(list)
-        self.choices: list[tuple[LayerShape, list[int]]] = []
-        self.crossed: list[tuple[LayerShape, list[int]]] = []
+        self.never: list[int] = []  # quotas with a layer that nobody can fit
+        self.never_certain: list[int] = []  # quotas with a layer that asks for nothing
+        self.asked: defaultdict[int, list[int]] = defaultdict(list)  # by the alternatives that rule them out
+        self.choices: list[tuple[LayerShape, list[int]]] = []  # several sub-quotas about one question
+        self.crossed: list[tuple[LayerShape, list[int]]] = []  # all others
         for shape, quotas in zip(program.layers, having, strict=True):
             # No garbage is made here, as in `Program`.
             defer_full_gc()
@@ -209,15 +175,7 @@ def _is_one_question(program: Program, layer: LayerShape) -> bool:
 
 
 class Segment:
-    """A program prepared for matching one member at a time.
-
-    Args:
-        program: The inventory.
-        order: Places in `program.targets`, best first; bit `n` of every set stands for the `n`th of these.
-
-    Attributes:
-        all: The set of all quotas.
-    """
+    """A program prepared for matching one member at a time; bit `n` of a set is the `n`th best quota."""
 
     def __init__(self, program: Program, order: Sequence[int]) -> None:
         self.all = (1 << len(order)) - 1
@@ -276,11 +234,7 @@ class Segment:
         return question, [places[condition] for condition in asked.conditions]
 
     def match(self, profile: Profile, kinds: QuestionKinds) -> tuple[int, int]:
-        """Return the quotas that a member certainly matches, and those it may match, these included.
-
-        Raises:
-            InvalidRequestError: An answer is not valid for its question, and the inventory asks this question.
-        """
+        """Return the quotas that a member certainly matches, and those it may match, these included."""
         # Start as if nothing was answered, then replace the sets of the questions that were.
         ruled = self._unanswered.copy()
         places, remembered = self._places, self._remembered

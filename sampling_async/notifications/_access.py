@@ -26,18 +26,7 @@ _UNRESERVED: Final = re.compile(r"[\w.~-]+", re.ASCII)
 
 
 class AccessControl:
-    """Decides whether a hit is accepted, before its body is read or stored.
-
-    Args:
-        secrets: The secrets in the paths of each kind; all of a kind are valid.
-        basic: Names and passwords of Basic auth, which stand in place of a secret.
-        networks: Where hits may come from, such as `"198.51.100.0/24"`; empty: from everywhere.
-        trusted_proxies: The networks of the proxies in front, whose X-Forwarded-For is believed; `"unix"` for
-            one that connects through a Unix socket, and so has no address.
-
-    Raises:
-        InvalidRequestError: A secret or password is too short, or a network is not valid.
-    """
+    """Decides whether a hit is accepted, before its body is read or stored; see `Inbox` for the arguments."""
 
     def __init__(
         self,
@@ -93,7 +82,6 @@ class AccessControl:
         return self._trusts_socket if is_socket else _is_in(peer, self._proxies)
 
     def allows(self, source: str) -> bool:
-        """Return whether hits from this address are accepted."""
         return not self._networks or _is_in(source, self._networks)
 
 
@@ -157,11 +145,7 @@ _HEX: Final = re.compile("[0-9a-fA-F]+", re.ASCII)
 
 
 def shared_secrets(secrets: str | Iterable[str], name: str = "secrets") -> tuple[bytes, ...]:
-    """Return secrets as bytes.
-
-    Raises:
-        InvalidRequestError: There is none, or one is empty or no text.
-    """
+    """Return secrets as bytes; refuse none, and empty ones."""
     given = (secrets,) if isinstance(secrets, str) else tuple(secrets)
     if not given or not all(isinstance(secret, str) and secret.strip() for secret in given):
         raise InvalidRequestError(f"{name} are texts that are not empty, and at least one")
@@ -193,15 +177,7 @@ def is_signed(message: str, signature: str, secrets: Sequence[bytes]) -> bool:
 
 
 class Signatures:
-    """Checks EncryptedValue: an HMAC over survey, wave and member, written one after the other.
-
-    Args:
-        secrets: The shared secrets; none if it is not checked.
-        is_required: Whether completions, terminates and reconciliations must have it.
-
-    Raises:
-        InvalidRequestError: A secret is empty, or it is required and there is no secret.
-    """
+    """Checks EncryptedValue: an HMAC over survey, wave and member, written one after the other."""
 
     def __init__(self, secrets: str | Iterable[str], *, is_required: bool) -> None:
         given = (secrets,) if isinstance(secrets, str) else tuple(secrets)
@@ -213,13 +189,8 @@ class Signatures:
     def verified(self, notification: Notification, signature: str | None, *, has_wave: bool = True) -> bool:
         """Return whether a signature proves survey, wave and member; False if it is not there, or not checked.
 
-        Args:
-            notification: The notification.
-            signature: The signature that came with it; None without one.
-            has_wave: Whether it named its wave. If not, the signature may be over survey and member alone.
-
-        Raises:
-            ForgedError: The signature is wrong, or is required and not there.
+        Without a wave in the notification, it may be over survey and member alone. If it is wrong, or required
+        and not there, a ForgedError is raised.
         """
         if not self._secrets or not isinstance(notification, Completion | Terminate | Reconciliation):
             return False

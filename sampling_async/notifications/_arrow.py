@@ -36,11 +36,7 @@ _OF_RECORDS: Final = (
 
 
 def arrow() -> Any:
-    """Import pyarrow; it is `Any` because it has no types.
-
-    Raises:
-        ImportError: It is missing; the text says what to install.
-    """
+    """Import pyarrow, which has no types; an ImportError says what to install."""
     try:
         return import_module("pyarrow")
     except ModuleNotFoundError as exc:
@@ -48,7 +44,6 @@ def arrow() -> Any:
 
 
 def facts_table(facts: Sequence[Fact[Any]]) -> Any:
-    """Return facts as an Arrow table; see `FactStream.to_arrow`."""
     pa = arrow()
     moment, text, number = pa.timestamp("us", tz="UTC"), pa.string(), pa.int64()
     types = {

@@ -52,10 +52,7 @@ _CONTROLS: Final = re.compile(
 def read_xml(text: str) -> Any:
     """Return a document of XML: elements and attributes as fields, repeated ones as a list.
 
-    Names lose their prefixes. An element may be closed by its name in another case.
-
-    Raises:
-        NotUnderstoodError: It is not well-formed, has a DOCTYPE, or exceeds a bound.
+    Names lose their prefixes. An element may be closed by its name in another case. A DOCTYPE is refused.
     """
     if _MANY_ATTRIBUTES.search(text):
         raise NotUnderstoodError(f"an element of the XML has more than {MOST_FIELDS} attributes")
@@ -91,8 +88,6 @@ def _parsed(text: str, names: Iterator[str] | None = None) -> Any:
 
 
 class _Element:
-    """An open element of an XML document: its text, and the elements in it."""
-
     def __init__(self, name: str, attributes: dict[str, str]) -> None:
         self.name = name
         # Declarations of namespaces and types (`xmlns`, `xsi:nil`) are no fields.
@@ -118,11 +113,7 @@ class _Element:
 
 
 class _ElementBuilder:
-    """Builds elements from the events of expat, within bounds.
-
-    Args:
-        names: The names of the elements, in the order of their start tags; by default those that expat gives.
-    """
+    """Builds elements from the events of expat, within bounds."""
 
     def __init__(self, names: Iterator[str] | None) -> None:
         self._names = names
@@ -172,16 +163,7 @@ def read_fields(body: bytes, query: str = "", headers: Sequence[tuple[str, str]]
 
     A list of objects is several notifications. An object with one member that is an object or a list is an
     envelope, and is opened; so is a text that is a document again. If the body is empty, the query string of
-    the URL is read as a form.
-
-    Args:
-        body: At most 1 MiB, in any encoding, compressed or not.
-        query: The query string, without its question mark.
-        headers: The headers, with names in lower case.
-
-    Raises:
-        NotUnderstoodError: The body is no JSON, XML or form, or has no fields in a form that can be read.
-        RefusedBodyError: Its compression is not known (415), or there is too much in it (413).
+    the URL is read as a form. An unknown compression, or too much in it, is a RefusedBodyError.
     """
     coding, content_type = _header(headers, "content-encoding"), _header(headers, "content-type")
     body = uncompressed(body, coding)

@@ -52,11 +52,7 @@ class Committer:
         self._waiting_bytes = 0
 
     def start(self) -> None:
-        """Open the store and start the thread. It may block.
-
-        Raises:
-            StoreError: The store cannot be opened.
-        """
+        """Open the store and start the thread. It may block, and raise a StoreError."""
         self._store.open()
         self._jobs, self._waiting_bytes = SimpleQueue(), 0  # it may have been stopped before
         self._is_open = True
@@ -73,14 +69,9 @@ class Committer:
         self._store.close()
 
     def submit(self, operation: Callable[[Store], T], *, size: int = 0) -> Future[T]:
-        """Have an operation run; its result is there when it is on the disk.
+        """Have an operation run, which holds `size` bytes; its result is there when it is on the disk.
 
-        Args:
-            operation: What to do.
-            size: The bytes that the operation holds in memory.
-
-        Raises:
-            StoreError: Too many wait, or the store is closed.
+        If too many wait, or the store is closed, it is refused with a StoreError.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -93,11 +84,7 @@ class Committer:
         return future
 
     async def run(self, operation: Callable[[Store], T], *, size: int = 0) -> T:
-        """Run an operation, and return its result when it is on the disk. If cancelled, it runs all the same.
-
-        Raises:
-            StoreError: It could not be stored.
-        """
+        """Return an operation's result when it is on the disk. If cancelled, it runs all the same."""
         call_soon, over = call_soon_here(), anyio.Event()
         future = self.submit(operation, size=size)
 

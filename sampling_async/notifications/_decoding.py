@@ -44,15 +44,7 @@ def uncompressed(body: bytes, codings: str = "") -> bytes:
     """Return a body without its compression.
 
     The bytes decide: gzip is known by its first two bytes, and what a framework has decompressed already is
-    taken as it is.
-
-    Args:
-        body: The body as it came.
-        codings: The header Content-Encoding. A character set in it, a common slip, is no compression.
-
-    Raises:
-        RefusedBodyError: The coding is not known (415), or the body is too large without it (413).
-        NotUnderstoodError: The compressed bytes are broken.
+    taken as it is. A character set in Content-Encoding, a common slip, is no compression.
     """
     for name in reversed(codings.lower().split(",")):
         coding = name.strip()
@@ -69,13 +61,8 @@ def decoded(body: bytes, *declared: str | None) -> str:
     """Return a document as text, without what may stand around it.
 
     The bytes decide: the zeros of UTF-16 and UTF-32, and whether they are UTF-8. Only then do declarations
-    count. Bytes that are in no such character set are read as windows-1252 one by one, so that one of them
-    does not spoil the others.
-
-    Args:
-        body: The bytes.
-        *declared: Names of character sets, or headers with one: `text/json; charset=utf-8`. XML may declare
-            one itself.
+    count: names of character sets, or headers with one. Bytes that are in no such character set are read as
+    windows-1252 one by one, so that one of them does not spoil the others.
     """
     if body[:1] in _STARTS and body[1:2] != b"\0":  # as nearly all do
         return _narrow(body, *declared)

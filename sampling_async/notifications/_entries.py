@@ -96,12 +96,7 @@ _AHEAD: Final = 3600.0
 
 
 def read_entries(hit: Receipt, signatures: Signatures) -> Sequence[Entry]:
-    """Return the notifications of a hit as entries; what is not understood is an entry too.
-
-    Raises:
-        ForgedError: A signature in it is wrong, or missing.
-        RefusedBodyError: Its compression is not known, or there is too much in it.
-    """
+    """Return the notifications of a hit as entries; what is not understood is an entry too."""
     try:
         items = read_fields(hit.body, hit.query, hit.headers)
     except NotUnderstoodError as exc:

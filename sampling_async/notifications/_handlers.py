@@ -25,8 +25,6 @@ RECORDS: Final[dict[type[Any], Kind | None]] = {
 
 
 class Handlers:
-    """The handlers of an inbox, by the record that they handle."""
-
     def __init__(self) -> None:
         self._handlers: dict[type[Any], Handler] = {}
         self._is_closed = False
@@ -36,12 +34,6 @@ class Handlers:
         return bool(self._handlers)
 
     def add(self, records: tuple[type[Any], ...], handler: Handler) -> None:
-        """Register a handler.
-
-        Raises:
-            RuntimeError: The inbox is open already.
-            InvalidRequestError: A record has a handler already, or the handler's annotation names another one.
-        """
         if self._is_closed:
             raise RuntimeError("register handlers before the inbox is opened: facts may wait in its store")
         annotated = _annotated(handler)
@@ -57,11 +49,7 @@ class Handlers:
         self._handlers.update(dict.fromkeys(records, handler))
 
     def close(self) -> None:
-        """Refuse further handlers.
-
-        Raises:
-            InvalidRequestError: There are handlers, and none for what is not understood.
-        """
+        """Refuse further handlers; and all, if there is none for what is not understood."""
         if self._handlers and UnknownNotification not in self._handlers:
             raise InvalidRequestError(
                 "register a handler for UnknownNotification too: money may be in what was not understood"
@@ -80,16 +68,11 @@ class Handlers:
             _LOG.warning("a %s came, and there is no handler for it: register one, its facts wait", kind)
 
     def of(self, fact: Fact[Any]) -> Handler:
-        """Return the handler of a fact."""
         return self._handlers[type(fact.notification)]
 
 
 def kind_of(record: Any) -> Kind | None:
-    """Return the kind of a record; None for what was not understood.
-
-    Raises:
-        InvalidRequestError: It is not a record.
-    """
+    """Return the kind of a record; None for what was not understood."""
     if not isinstance(record, type) or record not in RECORDS:
         raise InvalidRequestError(
             f"{record!r} is no notification: Completion, Terminate and the others of"
@@ -99,11 +82,6 @@ def kind_of(record: Any) -> Kind | None:
 
 
 def checked_records(records: tuple[Any, ...]) -> tuple[type[Any], ...]:
-    """Return the records that a handler is registered for.
-
-    Raises:
-        InvalidRequestError: None is given, or one is not a record, as with `@inbox.on` without brackets.
-    """
     if not records or any(inspect.isroutine(record) for record in records):
         raise InvalidRequestError("inbox.on takes the records of the handler: write @inbox.on(Completion)")
     for record in records:
@@ -112,7 +90,6 @@ def checked_records(records: tuple[Any, ...]) -> tuple[type[Any], ...]:
 
 
 def name_of(handler: object) -> str:
-    """Return the name of a function or class, or of the class of another object."""
     return getattr(handler, "__qualname__", None) or type(handler).__qualname__
 
 

@@ -52,11 +52,6 @@ def masked_traceback(exc: BaseException, fact: Fact[Any], secrets: Iterable[str]
 
     The member code of the fact, its signature, the data of its link and secrets are replaced in all lines. Of a
     fact that was not understood, the texts of exceptions are left out: what they may hold is not known.
-
-    Args:
-        exc: The exception.
-        fact: The fact.
-        secrets: More texts that must not be shown.
     """
     if isinstance(fact.notification, UnknownNotification):
         frames = traceback.format_tb(exc.__traceback__, -_MOST_FRAMES)
@@ -153,35 +148,17 @@ class HandlerPolicy:
 
 @define
 class _Running:
-    """A fact whose handler runs.
-
-    Attributes:
-        fact: The fact.
-        handler: Its handler.
-        since: When it began, by the event loop's clock.
-        is_long: Whether a warning said that it takes long.
-        is_stuck: Whether it hangs in a thread, and its place is given to another one.
-    """
-
     fact: Fact[Any]
     handler: Handler
-    since: float
-    is_long: bool = False
-    is_stuck: bool = False
+    since: float  # by the event loop's clock
+    is_long: bool = False  # a warning said that it takes long
+    is_stuck: bool = False  # it hangs in a thread, and its place is given to another one
 
 
 class Handling(BackgroundService):
     """Leases facts, calls their handlers and stores the results, while its block is open.
 
-    Args:
-        committer: Runs operations on the store.
-        handlers: The handlers.
-        policy: How they are called.
-        secrets: Texts that no log may show.
-        clock: The clock, in seconds since 1970.
-
-    Attributes:
-        failed: How many calls of handlers have failed, by kind.
+    No log shows the texts in `secrets`. `failed` counts the calls of handlers that have failed, by kind.
     """
 
     _called = "handling of notifications"
@@ -365,12 +342,7 @@ class Handling(BackgroundService):
             _LOG.log(
                 logging.ERROR if is_dead else logging.WARNING,
                 "%s raised %s in attempt %d%s\n%s",
-                *(
-                    _description(running),
-                    type(exc).__name__,
-                    fact.attempts,
-                    "; it is dead" if is_dead else "",
-                ),
+                *(_description(running), type(exc).__name__, fact.attempts, "; it is dead" if is_dead else ""),
                 masked_traceback(exc, fact, self._secrets),
             )
             if is_dead:

@@ -180,10 +180,8 @@ class Inbox:
     def urls(self, base: str) -> dict[Kind, str]:
         """Return the URL of each kind that has a setting, to be entered at the operator. They hold secrets.
 
-        Reconciliations come to the URLs of completions and terminates; for a separate URL see `path`.
-
-        Args:
-            base: The URL that `app` is reached at from outside.
+        `base` is the URL that `app` is reached at from outside. Reconciliations come to the URLs of completions
+        and terminates; for a separate URL see `path`.
 
         Raises:
             InvalidRequestError: `base` is no http or https URL.
@@ -197,14 +195,7 @@ class Inbox:
         return "/".join(["", kind, *self._secrets[kind][:1]])
 
     def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> HitResponse | None:
-        """Return the response to a hit that is refused without reading its body; None if it is not refused.
-
-        Args:
-            kind: The kind whose URL was called.
-            headers: The headers.
-            peer: The address of the other end of the connection.
-            secret: The secret in the path.
-        """
+        """Return the response to a hit that is refused without reading its body, else None; see `receive`."""
         return self._refusal(kind, _pairs(headers), peer or "", secret or "")
 
     def _refusal(self, kind: str, pairs: _Pairs, peer: str, secret: str) -> HitResponse | None:
@@ -265,14 +256,7 @@ class Inbox:
         return self._stored(reply)
 
     def _admitted(
-        self,
-        kind: str,
-        body: bytes,
-        headers: Headers,
-        peer: str,
-        *,
-        secret: str,
-        query: str,
+        self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str, query: str
     ) -> Receipt | HitResponse:
         """Return a hit as its receipt, or the response if it is refused."""
         pairs = _pairs(headers)
@@ -321,10 +305,8 @@ class Inbox:
     async def status(self) -> InboxStatus:
         """Return what a readiness probe and metrics need: numbers of waiting and dead facts, and ages.
 
-        The inbox need not be open. It reads the store, in some milliseconds for 100,000 pending facts.
-
-        Raises:
-            StoreError: The store cannot be read.
+        The inbox need not be open. It reads the store, in some milliseconds for 100,000 pending facts, and
+        raises a StoreError if it cannot.
         """
         return await in_thread(self.read_status)
 
@@ -372,10 +354,10 @@ class Inbox:
     ) -> FactStream[N]:
         """Return the facts in the order of their arrival: `async for fact in inbox.facts(Completion)`.
 
-        The inbox need not be open.
+        The inbox need not be open. Without `records`, the facts of all kinds are returned.
 
         Args:
-            *records: The records to return, such as `Completion`; by default all.
+            *records: The records to return, such as `Completion`.
             after: The ID of the last fact that you have.
             state: Return only facts in this state.
             follow: Whether to wait for more facts at the end, forever.
@@ -458,9 +440,7 @@ def _known(
         )
 
 
-def _by_kind(
-    secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]],
-) -> dict[Kind, tuple[str, ...]]:
+def _by_kind(secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]]) -> dict[Kind, tuple[str, ...]]:
     given = secrets if isinstance(secrets, Mapping) else dict.fromkeys(Kind, _several(secrets))
     unknown = [kind for kind in given if kind not in list(Kind)]
     if unknown:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
@@ -94,7 +95,6 @@ class InviteStore(SqliteStore):
         return self._open.total_changes - before
 
     def enter(self, member_code: str, quota_id: int, at: float) -> bool:
-        """Record when a member was first sent to a survey; return False if there is no such invite."""
         cursor = self._open.execute(
             "UPDATE invites SET entered = coalesce(entered, ?) WHERE member = ? AND quota = ?",
             (at, json.dumps(member_code), quota_id),
@@ -220,8 +220,8 @@ class OutcomeLedger:
     An invite and its end belong together by member, survey and wave, since a member can be targeted to one
     quota of a survey only; of an auto-routed end, by member and original survey; of an end without a wave, by
     member and survey. If there are several such invites, it is that of the quota that the end names, else the
-    last one before the end. Each method runs in a thread, with a separate connection, beside an open inbox
-    or without one.
+    last one before the end. Each method runs in a thread, with a separate connection, beside an open inbox or
+    without one; it raises a StoreError if the store cannot be read or written.
 
     Args:
         store: The file of the inbox's store. It is made if there is none.
@@ -237,13 +237,11 @@ class OutcomeLedger:
     async def invited(self, outcomes: Iterable[InviteOutcome], *, at: datetime | None = None) -> int:
         """Record invites and return how many are new; outcomes without an invite are skipped.
 
-        Args:
-            outcomes: Outcomes of a bulk; outcomes recorded before, as from a journal, are not recorded again.
-            at: When they were made; now, by default.
+        Outcomes recorded before, as from a journal, are not recorded again. The invites were made now, or `at`
+        another time.
 
         Raises:
             InvalidRequestError: `at` has no time zone.
-            StoreError: They could not be written.
         """
         moment = self._clock() if at is None else moment_of(at, "at")
         rows = [
@@ -265,17 +263,12 @@ class OutcomeLedger:
 
         Raises:
             InvalidRequestError: `at` has no time zone.
-            StoreError: It could not be written.
         """
         moment = self._clock() if at is None else moment_of(at, "at")
         return await self._written(lambda store: store.enter(member_code, quota_id, moment))
 
     async def rows(self) -> list[OutcomeRow]:
-        """Return all rows: invites in the order in which they were recorded, then ends without an invite.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
+        """Return all rows: invites in the order in which they were recorded, then ends without an invite."""
         return await in_thread(lambda: list(self.read_rows()))
 
     def read_rows(self) -> Iterator[OutcomeRow]:
@@ -287,11 +280,7 @@ class OutcomeLedger:
             yield account.booked(row)
 
     async def funnel(self) -> list[QuotaFunnel]:
-        """Return a row for each quota, by survey, wave and quota.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
+        """Return a row for each quota, by survey, wave and quota."""
         return await in_thread(self.read_funnel)
 
     def read_funnel(self) -> list[QuotaFunnel]:
@@ -307,7 +296,6 @@ class OutcomeLedger:
 
         Raises:
             InvalidRequestError: `hours` is not a number of at least 0.
-            StoreError: The store cannot be read.
         """
         latest = self._clock() - number_from_0(hours, "hours") * _HOUR
         return [
@@ -319,11 +307,7 @@ class OutcomeLedger:
         ]
 
     async def uninvited(self) -> list[OutcomeRow]:
-        """Return the completes without an invite.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
+        """Return the completes without an invite."""
         ended = (SurveyEnding.COMPLETED, SurveyEnding.CORRECTED)
         return [row for row in await self.rows() if row.invited_at is None and row.ending in ended]
 
@@ -332,7 +316,6 @@ class OutcomeLedger:
 
         Raises:
             ImportError: pyarrow is missing.
-            StoreError: The store cannot be read.
         """
         return await in_thread(self.read_arrow)
 
@@ -394,46 +377,31 @@ class _InviteAccount:
 
 
 class _QuotaCounts:
-    """The counts of a quota, while its rows are read."""
+    """The counts of a quota while its rows are read, by the names of `QuotaFunnel`."""
 
     def __init__(self) -> None:
-        self._endings: dict[SurveyEnding, int] = dict.fromkeys(SurveyEnding, 0)
-        self._reasons: dict[str, int] = {}
-        self._invited = self._entered = self._uninvited = 0
+        self._counts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
         self._member: str | None = None
         self._revenue = Decimal(0)
 
     def add(self, row: OutcomeRow) -> None:
-        self._endings[row.ending] += 1
+        self._counts[row.ending.value] += 1
         self._revenue = added(self._revenue, row.revenue)
         if row.ending is SurveyEnding.CORRECTED:  # the invite was counted with its complete
             return
         # A routed member may have several ends for one invite: its rows stand one after the other.
         if row.member_code != self._member:
-            self._invited += row.invited_at is not None
-            self._entered += row.entered_at is not None
+            self._counts["invited"] += row.invited_at is not None
+            self._counts["entered"] += row.entered_at is not None
         self._member = row.member_code
-        self._uninvited += row.invited_at is None and row.ending is SurveyEnding.COMPLETED
+        self._counts["uninvited"] += row.invited_at is None and row.ending is SurveyEnding.COMPLETED
         if row.ending is SurveyEnding.TERMINATED:
-            reason = row.reason or ""
-            self._reasons[reason] = self._reasons.get(reason, 0) + 1
+            self._reasons[row.reason or ""] += 1
 
     def funnel(self, survey_id: int, wave_id: int, quota_id: int | None) -> QuotaFunnel:
-        return QuotaFunnel(
-            survey_id=survey_id,
-            wave_id=wave_id,
-            quota_id=quota_id,
-            invited=self._invited,
-            entered=self._entered,
-            completed=self._endings[SurveyEnding.COMPLETED],
-            terminated=self._endings[SurveyEnding.TERMINATED],
-            reasons=self._reasons,
-            open=self._endings[SurveyEnding.OPEN],
-            uninvited=self._uninvited,
-            corrected=self._endings[SurveyEnding.CORRECTED],
-            reconciled=self._endings[SurveyEnding.RECONCILED],
-            revenue=self._revenue,
-        )
+        place: dict[str, Any] = {"survey_id": survey_id, "wave_id": wave_id, "quota_id": quota_id}
+        return QuotaFunnel(**place, **self._counts, reasons=dict(self._reasons), revenue=self._revenue)
 
 
 def _row(row: Mapping[str, Any]) -> OutcomeRow:

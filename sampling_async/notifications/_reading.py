@@ -69,9 +69,7 @@ class FactStream(Generic[N]):
         wave, quota, revenue, amount, reason, `is_live` and `at`; null where a record has no such field.
 
         Raises:
-            ImportError: pyarrow is missing.
             InvalidRequestError: `follow` is true, so there is no last fact.
-            StoreError: The store cannot be read.
         """
         if self._poll is not None:
             raise InvalidRequestError("facts that are followed have no end: use follow=False for a table")

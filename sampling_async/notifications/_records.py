@@ -62,7 +62,22 @@ class InviteNotification:
 
 
 @frozen(kw_only=True)
-class Completion:
+class _OfSurvey:
+    """The fields of all notifications about a member's survey."""
+
+    member_code: str = field(repr=hidden)
+    survey_id: int
+    wave_id: int
+    at: datetime | None = None
+    quota_id: int | None = None
+    survey_ref: str | None = None
+    additional_data: str | None = field(default=None, repr=hidden)
+    is_auto_routed: bool | None = None
+    original_survey_id: int | None = None
+
+
+@frozen(kw_only=True)
+class Completion(_OfSurvey):
     """A member has completed a survey. A member, survey and wave have one completion, and its corrections.
 
     `revenue` is in units of the currency; the service sends whole hundredths. `additional_data` is the
@@ -71,39 +86,21 @@ class Completion:
     """
 
     kind: ClassVar[Kind] = Kind.COMPLETION
-    member_code: str = field(repr=hidden)
-    survey_id: int
-    wave_id: int
     revenue: Decimal
-    at: datetime | None = None
-    quota_id: int | None = None
-    survey_ref: str | None = None
-    additional_data: str | None = field(default=None, repr=hidden)
-    is_auto_routed: bool | None = None
-    original_survey_id: int | None = None
 
 
 @frozen(kw_only=True)
-class Terminate:
+class Terminate(_OfSurvey):
     """A member's survey has ended without a complete; `reason` is the service's text."""
 
     kind: ClassVar[Kind] = Kind.TERMINATE
-    member_code: str = field(repr=hidden)
-    survey_id: int
-    wave_id: int
     reason: str | None = None
-    at: datetime | None = None
-    quota_id: int | None = None
-    survey_ref: str | None = None
-    additional_data: str | None = field(default=None, repr=hidden)
     rejection_id: int | None = None
     rejection_name: str | None = None
-    is_auto_routed: bool | None = None
-    original_survey_id: int | None = None
 
 
 @frozen(kw_only=True)
-class Reconciliation:
+class Reconciliation(_OfSurvey):
     """Money of a completion is taken back. It never counts as a completion or a terminate.
 
     `reconciliation_id` is the service's text, or without one the time of the reconciliation; with the same one,
@@ -113,18 +110,9 @@ class Reconciliation:
     """
 
     kind: ClassVar[Kind] = Kind.RECONCILIATION
-    member_code: str = field(repr=hidden)
-    survey_id: int
-    wave_id: int
     reconciliation_id: str
     amount: Decimal | None = None
     reason: str | None = None
-    at: datetime | None = None
-    quota_id: int | None = None
-    survey_ref: str | None = None
-    additional_data: str | None = field(default=None, repr=hidden)
-    is_auto_routed: bool | None = None
-    original_survey_id: int | None = None
 
 
 @frozen(kw_only=True)

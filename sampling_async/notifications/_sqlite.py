@@ -12,26 +12,18 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import astuple
+
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import moment_of, shown
 from sampling_async._contract.records import INT64_MAX, safe_repr
-from sampling_async._journal.database import (
-    connected,
-    failing,
-    make_durable,
-    transaction,
-)
+from sampling_async._journal.database import connected, failing, make_durable, transaction
 from sampling_async._private_files import make_private
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._entries import in_its_wave
 from sampling_async.notifications._records import Kind, UnknownNotification
-from sampling_async.notifications._store import Backlog, Fact, Settled, State, StoreError, Validity
-from sampling_async.notifications._tables import (
-    CLAIM,
-    CLAIM_OF_KIND,
-    COLUMNS,
-    make_tables,
-)
+from sampling_async.notifications._store import Backlog, Fact, Settled, State, Store, StoreError, Validity
+from sampling_async.notifications._tables import CLAIM, CLAIM_OF_KIND, COLUMNS, make_tables
 from sampling_async.notifications._understanding import FieldReader, parse
 
 if TYPE_CHECKING:
@@ -39,7 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sampling_async.notifications._records import Notification
-    from sampling_async.notifications._store import Entry, Receipt, Store, SurveyEnd
+    from sampling_async.notifications._store import Entry, Receipt, SurveyEnd
 
 _BUSY_SECONDS: Final = 5.0
 _PAGE: Final = 1_000
@@ -47,7 +39,7 @@ _STEP_SECONDS: Final = 60.0
 """The largest step of a clock that is corrected in small steps."""
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """Keeps notifications in a SQLite file, made readable to its owner only.
 
     A transaction is on the disk when it ends (WAL, `synchronous=FULL`), so that what was acknowledged survives
@@ -71,11 +63,6 @@ class SqliteStore:
     # --- Opening and closing
 
     def open(self) -> None:
-        """Open the file; make it if there is none.
-
-        Raises:
-            StoreError: It cannot be opened, or is something else.
-        """
         if sqlite3.sqlite_version_info < (3, 35):
             raise StoreError(f"SQLite 3.35 or newer is needed, and Python has {sqlite3.sqlite_version}")
         with self._failing("cannot be opened"):
@@ -91,7 +78,6 @@ class SqliteStore:
             self._database = database
 
     def close(self) -> None:
-        """Close the file."""
         database, self._database = self._database, None
         if database is not None:
             with suppress(sqlite3.Error):
@@ -99,7 +85,6 @@ class SqliteStore:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Store together what is written in this block."""
         with self._failing("cannot be written"), transaction(self._open):
             yield
 
@@ -121,7 +106,6 @@ class SqliteStore:
     # --- Secrets
 
     def secrets(self, fresh: Mapping[Kind, str]) -> Mapping[Kind, Sequence[str]]:
-        """Return the secrets of the kinds' URLs, the newest first; store `fresh` for kinds without one."""
         known = self._secrets()
         for kind, secret in fresh.items():
             if kind not in known:
@@ -129,7 +113,6 @@ class SqliteStore:
         return self._secrets()
 
     def rotate(self, fresh: Mapping[Kind, str], *, keep: int = 2) -> None:
-        """Add new secrets as the newest, and drop all but the newest `keep` of each kind."""
         for kind, secret in fresh.items():
             self._open.execute("INSERT INTO secrets (kind, secret) VALUES (?, ?)", (kind, secret))
             self._open.execute(
@@ -158,7 +141,6 @@ class SqliteStore:
     # --- What comes in
 
     def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        """Store a receipt and its notifications; return what became of each entry."""
         number = self._open.execute(
             "INSERT INTO receipts (at, posted_as, verdict, peer, headers, query, body)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -298,7 +280,6 @@ class SqliteStore:
         *,
         only: Sequence[Kind | None] | None = None,
     ) -> Sequence[Fact[Notification]]:
-        """Lease facts that are due to a handler, at most one of each key, in the order of arrival."""
         # Facts superseded while being handled need no handler any more, once their lease is over.
         self._open.execute(
             "UPDATE facts SET state = 'skipped', owner = NULL"
@@ -321,7 +302,6 @@ class SqliteStore:
         return [_fact(row, partial(_body, self._open)) for row in sorted(rows)]
 
     def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
-        """Prolong leases."""
         self._open.executemany(
             # The lease is as long as before, so it begins so long before its new end.
             "UPDATE facts SET since = ? - (due - since), due = ?"
@@ -330,7 +310,6 @@ class SqliteStore:
         )
 
     def release(self, owner: str) -> None:
-        """End all leases of an owner, without counting their last attempt."""
         self._open.execute(
             "UPDATE facts SET due = 0, since = 0, owner = NULL, attempts = attempts - 1"
             " WHERE owner = ? AND state = 'pending'",
@@ -338,7 +317,6 @@ class SqliteStore:
         )
 
     def settle(self, owner: str, settled: Settled) -> bool:
-        """Store the result of an attempt; return False if the lease now belongs to another owner."""
         cursor = self._open.execute(
             "UPDATE facts SET"
             " state = CASE WHEN ? = 'handled' OR standing = 'stands' OR corrects IS NOT NULL THEN ?"
@@ -419,11 +397,6 @@ class SqliteStore:
 
 
 def store_of(store: Store | str | os.PathLike[str]) -> Store:
-    """Return a store, or that of a path.
-
-    Raises:
-        InvalidRequestError: It is neither.
-    """
     if isinstance(store, str | os.PathLike):
         return SqliteStore(store)
     if isinstance(store, type) or not callable(getattr(store, "receive", None)):
@@ -434,16 +407,8 @@ def store_of(store: Store | str | os.PathLike[str]) -> Store:
 def _end_values(end: SurveyEnd | None) -> tuple[object, ...]:
     if end is None:
         return (None,) * 8
-    return (
-        json.dumps(end.member_code),
-        end.survey_id,
-        end.wave_id,
-        end.quota_id,
-        end.original_survey_id,
-        end.hundredths,
-        None if end.reason is None else json.dumps(end.reason),
-        end.at,
-    )
+    member_code, *places, reason, at = astuple(end)
+    return json.dumps(member_code), *places, None if reason is None else json.dumps(reason), at
 
 
 def _names(kinds: Iterable[Kind | None]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from sampling_async.notifications._records import Kind
 
@@ -31,41 +31,30 @@ class KindStatus:
 
 
 @frozen(kw_only=True)
-class InboxStatus:
-    """The state of an inbox and of its store, see `Inbox.status`.
+class InboxStatus(KindStatus):
+    """The state of an inbox and of its store, see `Inbox.status`. The counts are of all kinds together.
 
     Attributes:
         is_open: Whether it takes hits.
         not_stored: How many hits in a row could not be stored, and were answered with 503.
-        pending: How many facts wait for their handlers, or are with them now.
-        dead: How many wait for a replay.
-        failed: How many calls of handlers have failed since the inbox was opened, in this process.
-        oldest_seconds: The age of the oldest pending fact, in seconds; 0 if none is pending.
-        by_kind: The same for each kind; None stands for what was not understood.
+        by_kind: The counts of each kind; None stands for what was not understood.
     """
 
     is_open: bool
     not_stored: int
-    pending: int
-    dead: int
-    failed: int
-    oldest_seconds: float
     by_kind: Mapping[Kind | None, KindStatus]
 
 
 def status_of(
     backlog: Iterable[Backlog], failed: Mapping[Kind | None, int], *, is_open: bool, not_stored: int, now: float
 ) -> InboxStatus:
-    """Return the status of an inbox from its store's backlog and the failures of its handlers."""
-    rows = {row.kind: row for row in backlog}
-    by_kind: dict[Kind | None, KindStatus] = {}
-    for kind in (*Kind, None):
-        row = rows.get(kind)
-        by_kind[kind] = KindStatus(
-            pending=row.pending if row else 0,
-            dead=row.dead if row else 0,
-            failed=failed.get(kind, 0),
-            oldest_seconds=max(0.0, now - row.oldest_at) if row and row.oldest_at is not None else 0.0,
+    by_kind = {kind: KindStatus(failed=failed.get(kind, 0)) for kind in (*Kind, None)}
+    for row in backlog:
+        by_kind[row.kind] = evolve(
+            by_kind[row.kind],
+            pending=row.pending,
+            dead=row.dead,
+            oldest_seconds=0.0 if row.oldest_at is None else max(0.0, now - row.oldest_at),
         )
     return InboxStatus(
         is_open=is_open,

@@ -64,10 +64,6 @@ class SurveyEnd:
     """How a member's survey ended, in the form in which the ledger of outcomes joins it with invites.
 
     Attributes:
-        member_code: The member.
-        survey_id: The survey, with `wave_id`.
-        wave_id: The wave.
-        quota_id: The quota, if it is known.
         original_survey_id: The survey of the invite, if the member was routed to another one.
         hundredths: The revenue of a completion; what a reconciliation takes back. None if it is not given.
         reason: The reason of a terminate or a reconciliation.
@@ -163,7 +159,6 @@ class Settled:
     """The result of one attempt to handle a fact.
 
     Attributes:
-        fact_id: The fact.
         state: Handled or dead; pending if there is another attempt.
         due: The time of the next attempt, in seconds since 1970.
         error: What the attempt raised.
@@ -220,12 +215,7 @@ class Store(Protocol):
         """Add new secrets as the newest, and drop all but the newest `keep` of each kind."""
 
     def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        """Store a receipt and its notifications.
-
-        Args:
-            receipt: The hit.
-            entries: Its notifications; none if it was refused.
-            verdict: The reason why it was refused.
+        """Store a hit and its notifications; `verdict` is the reason why it was refused, without any.
 
         Returns:
             For each entry `new`, `repeated`, `differs`, `stale` or `overruled`.
@@ -244,14 +234,9 @@ class Store(Protocol):
     ) -> Sequence[Fact[Notification]]:
         """Lease facts that are due to a handler, at most one of each key, in the order of arrival.
 
-        Args:
-            owner: The process that leases them.
-            kinds: The kinds that have a handler; None stands for what was not understood.
-            now: The time, in seconds since 1970.
-            until: The end of the lease. Facts that are not settled by then are due again.
-            most: How many.
-            only: The kinds of which facts are leased now; by default all. The others keep the order of their
-                keys all the same.
+        At most `most` are leased to `owner`, a process, until `until`; those that are not settled by then are
+        due again. Times are in seconds since 1970. Of `kinds`, which have a handler, `only` some are leased
+        now; the others keep the order of their keys all the same. None stands for what was not understood.
         """
         ...
 
@@ -281,11 +266,7 @@ class Store(Protocol):
 
 
 def run_once(store: S, operation: Callable[[S], T]) -> T:
-    """Open a store that nobody else uses, run one operation in a transaction, and close it.
-
-    Raises:
-        StoreError: The store cannot be opened or written.
-    """
+    """Open a store that nobody else uses, run one operation in a transaction, and close it."""
     store.open()
     try:
         with store.transaction():

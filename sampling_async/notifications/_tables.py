@@ -79,16 +79,7 @@ SELECT * FROM (
 
 
 def make_tables(database: sqlite3.Connection, path: Path, seconds: float) -> None:
-    """Create the tables that a file lacks.
-
-    Args:
-        database: The database.
-        path: Its file, for errors.
-        seconds: How long to wait for other processes that do the same at this moment.
-
-    Raises:
-        StoreError: The file is of something else, or of a newer version.
-    """
+    """Create the tables that a file lacks; wait so many seconds for processes that do the same."""
 
     def make() -> None:
         form = _form_of(database, path)
@@ -110,11 +101,7 @@ def make_tables(database: sqlite3.Connection, path: Path, seconds: float) -> Non
 
 
 def _form_of(database: sqlite3.Connection, path: Path) -> int:
-    """Return the form of the tables in a file; 0 if there are none.
-
-    Raises:
-        StoreError: The file is of something else, or of a newer version.
-    """
+    """Return the form of the tables in a file; 0 if there are none."""
     tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     application: int = database.execute("PRAGMA application_id").fetchone()[0]
     form: int = database.execute("PRAGMA user_version").fetchone()[0]

@@ -35,27 +35,22 @@ _EXACT: Final = Context(prec=60, traps=[])
 
 
 def of_hundredths(number: int) -> Decimal:
-    """Return an amount, given in hundredths of the currency's unit."""
     return Decimal(f"{number}E-2")
 
 
 def hundredths(amount: Decimal) -> int:
-    """Return an amount in whole hundredths."""
     return int(_EXACT.scaleb(amount, 2))
 
 
 def size_of(amount: Decimal) -> Decimal:
-    """Return an amount without its sign."""
     return amount.copy_abs()
 
 
 def added(one: Decimal, other: Decimal) -> Decimal:
-    """Return the sum of two amounts."""
     return _EXACT.add(one, other)
 
 
 def difference(one: Decimal, other: Decimal) -> Decimal:
-    """Return one amount less the other."""
     return _EXACT.subtract(one, other)
 
 
@@ -92,11 +87,7 @@ _MEMBER_KINDS: Final = {Kind.INVITE, Kind.COMPLETION, Kind.TERMINATE}
 class FieldReader:
     """The fields of one notification, found by names without case and separators.
 
-    Attributes:
-        unread: The values that were there and could not be read, by name.
-
-    Raises:
-        NotUnderstoodError: Two fields have the same name in different spellings, and different values.
+    `unread` has the values that were there and could not be read, by name.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -118,11 +109,7 @@ class FieldReader:
         return None
 
     def needed(self, names: str | tuple[str, ...], read: Callable[[Any], T | None]) -> T:
-        """Return the value of the first name that is there.
-
-        Raises:
-            NotUnderstoodError: There is no such value, or it cannot be read.
-        """
+        """Return the value of the first name that is there; refuse the notification without a readable one."""
         value = self.optional(names, read)
         if value is None:
             name = names if isinstance(names, str) else names[0]
@@ -130,18 +117,13 @@ class FieldReader:
         return value
 
     def wave(self) -> int:
-        """Return the wave; 0 if there is none, as for older partners.
-
-        Raises:
-            NotUnderstoodError: It is there, and cannot be read.
-        """
+        """Return the wave; 0 if there is none, as for older partners."""
         if not self.has_wave:
             self.note("there is no WaveId: it counts as wave 0")
             return 0
         return self.needed(_WAVE, _id)
 
     def note(self, text: str) -> None:
-        """Add a text to the anomaly of the notification."""
         self._notes.append(text)
 
     @property
@@ -159,7 +141,6 @@ class FieldReader:
 
     @property
     def has_wave(self) -> bool:
-        """Whether a wave is given."""
         return self._values.get(_WAVE) not in (None, "")
 
     @property
@@ -202,11 +183,6 @@ def kind_of_fields(posted_as: Kind, named: FieldReader) -> Kind:
 
 
 def parse(kind: Kind, named: FieldReader) -> Notification:
-    """Return the fields of a notification as the record of its kind.
-
-    Raises:
-        NotUnderstoodError: A field that the record needs is missing, or has no readable value.
-    """
     return _READERS[kind](named)
 
 
@@ -223,38 +199,33 @@ def _invite(named: FieldReader) -> InviteNotification:
     return record
 
 
+def _of_survey(named: FieldReader, *at: str) -> dict[str, Any]:
+    return {
+        "member_code": named.needed(_MEMBER, _code),
+        "survey_id": named.needed("surveyid", _id),
+        "wave_id": named.wave(),
+        "at": named.optional((*at, *_AT), _moment),
+        "quota_id": named.optional("quotaid", _id),
+        "survey_ref": named.optional("surveyref", _any_text),
+        "additional_data": named.optional("additionaldata", _any_text),
+        "is_auto_routed": named.optional("isautorouted", _truth),
+        "original_survey_id": named.optional("originalsurveyid", _id),
+    }
+
+
 def _completion(named: FieldReader) -> Completion:
     named.optional(_RECONCILIATION, _text_of_id)  # so that the anomaly names it if it cannot be read
     if named.reconciliation_id is None and named.reconciled_at is not None:
         named.note("reconciliationdatetime is there without an ID: it counts as a completion")
-    return Completion(
-        member_code=named.needed(_MEMBER, _code),
-        survey_id=named.needed("surveyid", _id),
-        wave_id=named.wave(),
-        revenue=named.needed("revenue", _hundredths),
-        at=named.optional(_AT, _moment),
-        quota_id=named.optional("quotaid", _id),
-        survey_ref=named.optional("surveyref", _any_text),
-        additional_data=named.optional("additionaldata", _any_text),
-        is_auto_routed=named.optional("isautorouted", _truth),
-        original_survey_id=named.optional("originalsurveyid", _id),
-    )
+    return Completion(**_of_survey(named), revenue=named.needed("revenue", _hundredths))
 
 
 def _terminate(named: FieldReader) -> Terminate:
     return Terminate(
-        member_code=named.needed(_MEMBER, _code),
-        survey_id=named.needed("surveyid", _id),
-        wave_id=named.wave(),
+        **_of_survey(named),
         reason=named.optional("reason", _any_text),
-        at=named.optional(_AT, _moment),
-        quota_id=named.optional("quotaid", _id),
-        survey_ref=named.optional("surveyref", _any_text),
-        additional_data=named.optional("additionaldata", _any_text),
         rejection_id=named.optional("rejectionid", _id),
         rejection_name=named.optional("rejectionname", _any_text),
-        is_auto_routed=named.optional("isautorouted", _truth),
-        original_survey_id=named.optional("originalsurveyid", _id),
     )
 
 
@@ -268,19 +239,11 @@ def _reconciliation(named: FieldReader) -> Reconciliation:
     if known_by is None:
         raise NotUnderstoodError("reconciliationid is missing, and so is reconciliationdatetime")
     return Reconciliation(
-        member_code=named.needed(_MEMBER, _code),
-        survey_id=named.needed("surveyid", _id),
-        wave_id=named.wave(),
+        **_of_survey(named, _RECONCILED_AT),
         reconciliation_id=known_by,
         # Some write what is taken back as a number below 0.
         amount=None if amount is None else size_of(amount),
         reason=named.optional("reason", _any_text),
-        at=named.optional((_RECONCILED_AT, *_AT), _moment),
-        quota_id=named.optional("quotaid", _id),
-        survey_ref=named.optional("surveyref", _any_text),
-        additional_data=named.optional("additionaldata", _any_text),
-        is_auto_routed=named.optional("isautorouted", _truth),
-        original_survey_id=named.optional("originalsurveyid", _id),
     )
 
 

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
     from sampling_async.simulator._faults import Fault, FaultPlan
     from sampling_async.simulator._generator import generate_inventory
     from sampling_async.simulator._ledger import Ledger, LedgerEntry, Lie, RequestRecord, Requests, Verdict
-    from sampling_async.simulator._members import (
-        ProfileAnswer,
-        SimulatedMember,
-        generate_members,
-    )
+    from sampling_async.simulator._members import ProfileAnswer, SimulatedMember, generate_members
     from sampling_async.simulator._outbox import Notifying, Outbox, Posting
     from sampling_async.simulator._service import SimulatedPanel
     from sampling_async.simulator._simulator import Simulator
@@ -61,34 +57,21 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "AGE_BANDS": "_members",
-    "Fault": "_faults",
-    "FaultPlan": "_faults",
-    "Latency": "_clock",
-    "Ledger": "_ledger",
-    "LedgerEntry": "_ledger",
-    "Lie": "_ledger",
-    "Notifying": "_outbox",
-    "Outbox": "_outbox",
-    "Posting": "_outbox",
-    "Participation": "_members",
-    "ProfileAnswer": "_members",
-    "RequestRecord": "_ledger",
-    "Requests": "_ledger",
-    "SimulatedMember": "_members",
-    "SimulatedPanel": "_service",
-    "Simulator": "_simulator",
-    "SimulatorTransport": "_transport",
-    "Verdict": "_ledger",
-    "VirtualClock": "_clock",
-    "generate_inventory": "_generator",
-    "generate_members": "_members",
-    "read_faults": "_fault_files",
+    "_clock": ("Latency", "VirtualClock"),
+    "_fault_files": ("read_faults",),
+    "_faults": ("Fault", "FaultPlan"),
+    "_generator": ("generate_inventory",),
+    "_ledger": ("Ledger", "LedgerEntry", "Lie", "RequestRecord", "Requests", "Verdict"),
+    "_members": ("AGE_BANDS", "Participation", "ProfileAnswer", "SimulatedMember", "generate_members"),
+    "_outbox": ("Notifying", "Outbox", "Posting"),
+    "_service": ("SimulatedPanel",),
+    "_simulator": ("Simulator",),
+    "_transport": ("SimulatorTransport",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -44,7 +44,6 @@ def refusal(result_code: int, *, status: int = 400, content_type: str = JSON) ->
 
 
 def error_body(result_code: int) -> bytes:
-    """Return the error body of the contract for a result code."""
     fields = {"Result": result_name(result_code), "ResultCode": result_code}
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -62,7 +61,6 @@ def result_name(result_code: int) -> str:
 
 
 def encoded(body: Body) -> bytes:
-    """Encode a body as bytes."""
     match body:
         case bytes():
             return body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from functools import cache, partial
+from functools import partial
 from importlib.resources import files
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from sampling_async.simulator._transport import ClientConnection, Sleep
 
 _PANEL_PATH: Final = "/IPExternalSamplingService/ExternalSample/{panel_guid}"
+_PATHS: Final[dict[Endpoint, str]] = {
+    "get_quotas": f"{_PANEL_PATH}/Quotas",
+    "bulk_invite": f"{_PANEL_PATH}/{{member_code}}/Invites",
+    "generate_invite": f"{_PANEL_PATH}/{{member_code}}/Invite/{{quota_id}}",
+    "get_settings": "/IntegratedPanelService/api/Settings",
+    "recontact_members": f"{_PANEL_PATH}/Recontact/{{quota_id}}/MemberCodes",
+}
 _GZIP_FROM: Final = 1024
 _INT64: Final = 2**63
 _INSTEAD: Final[tuple[FaultKind, ...]] = ("status", "body", "cut")
@@ -48,7 +55,6 @@ class RawPath:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Replace the decoded path by the raw one."""
         if scope["type"] == "http" and scope.get("raw_path"):
             scope["path"] = scope["raw_path"].decode("latin-1")
         await self._app(scope, receive, send)
@@ -85,32 +91,16 @@ class ServiceApp:
         self._zipped: tuple[bytes, bytes] = (b"", b"")
 
     def starlette(self) -> Starlette:
-        """Return the application with its routes."""
-        routes = [
-            _route("GET", f"{_PANEL_PATH}/Quotas", self._get_quotas),
-            _route("POST", f"{_PANEL_PATH}/{{member_code}}/Invites", self._bulk_invite),
-            _route("GET", f"{_PANEL_PATH}/{{member_code}}/Invite/{{quota_id}}", self._generate_invite),
-            _route("GET", "/IntegratedPanelService/api/Settings", self._get_settings),
-            _route("GET", f"{_PANEL_PATH}/Recontact/{{quota_id}}/MemberCodes", self._recontact_members),
-            _route("GET", "/openapi.json", _describe),
-        ]
-        return Starlette(routes=routes, middleware=[Middleware(RawPath)])
+        routes = [_route(path, partial(self._respond, endpoint)) for endpoint, path in _PATHS.items()]
+        return Starlette(routes=[*routes, _route("/openapi.json", _describe)], middleware=[Middleware(RawPath)])
 
-    async def _get_quotas(self, request: Request) -> Response:
-        return await self._exchange(request, _call(request, "get_quotas"))
-
-    async def _bulk_invite(self, request: Request) -> Response:
-        quota_ids = _quota_ids(await request.body())
-        return await self._exchange(request, _call(request, "bulk_invite", quota_ids=quota_ids))
-
-    async def _generate_invite(self, request: Request) -> Response:
-        return await self._exchange(request, _call(request, "generate_invite", quota_ids=_path_id(request)))
-
-    async def _get_settings(self, request: Request) -> Response:
-        return await self._exchange(request, _call(request, "get_settings"))
-
-    async def _recontact_members(self, request: Request) -> Response:
-        return await self._exchange(request, _call(request, "recontact_members", quota_ids=_path_id(request)))
+    async def _respond(self, endpoint: Endpoint, request: Request) -> Response:
+        quota_ids: tuple[int, ...] | None = ()
+        if endpoint == "bulk_invite":
+            quota_ids = _quota_ids(await request.body())
+        elif "quota_id" in request.path_params:
+            quota_ids = _path_id(request)
+        return await self._exchange(request, _call(request, endpoint, quota_ids))
 
     async def _exchange(self, request: Request, call: ServiceCall) -> Response:
         """Respond to a call, with the faults and the latency that apply to it.
@@ -122,7 +112,16 @@ class ServiceApp:
         time = self._clock() - self._began
         call = attrs.evolve(call, request_number=self._ledger.open_request())
         faults = self._faults.draw(call.endpoint, member_code=call.member_code, quota_ids=call.quota_ids or ())
-        record = partial(self._record, call, time, request)
+        record = partial(
+            self._ledger.record_request,
+            call.request_number,
+            call.endpoint,
+            member_code=call.member_code,
+            quota_ids=call.quota_ids or (),
+            time=time,
+            query=call.query,
+            headers=request.headers.raw,
+        )
         # Before the first await below, so that calls enter the queue in the order of their arrival.
         done_in = self._queue.admit(_cost_ids(call))
         early, late = (_delay(faults, when) for when in ("before", "after"))
@@ -140,7 +139,7 @@ class ServiceApp:
         return self._reply(answer, faults, request, connection)
 
     def _perform(
-        self, call: ServiceCall, faults: Sequence[Fault], record: Callable[[int | None, bool], None]
+        self, call: ServiceCall, faults: Sequence[Fault], record: Callable[..., None]
     ) -> ServiceResponse:
         """Process a call, unless a fault prevents it, and return the response to send."""
         instead = _first(faults, *_INSTEAD)
@@ -149,31 +148,11 @@ class ServiceApp:
         if is_processed:
             answer = self._processed(call, faults)
         if instead is not None and instead.kind != "cut":
-            answer = _replaced(answer, instead)
+            answer = _replaced(instead)
         # A cut in the middle of the body sends a status first; the other cuts send nothing.
         is_silent = instead is not None and instead.kind == "cut" and instead.when != "middle"
-        record(None if is_silent else answer.status, is_processed)
+        record(status=None if is_silent else answer.status, is_processed=is_processed)
         return answer
-
-    def _record(
-        self,
-        call: ServiceCall,
-        time: float,
-        request: Request,
-        status: int | None,
-        is_processed: bool,  # noqa: FBT001  partial gives the rest
-    ) -> None:
-        self._ledger.record_request(
-            call.request_number,
-            call.endpoint,
-            member_code=call.member_code,
-            quota_ids=call.quota_ids or (),
-            status=status,
-            is_processed=is_processed,
-            time=time,
-            query=call.query,
-            headers=request.headers.raw,
-        )
 
     def _processed(self, call: ServiceCall, faults: Sequence[Fault]) -> ServiceResponse:
         # Without its cursor the request gets the first page again.
@@ -199,10 +178,7 @@ class ServiceApp:
             headers["Content-Encoding"] = "gzip"
         if not faults:
             return Response(content, answer.status, headers)
-        instead = _first(faults, *_INSTEAD)
-        cut = instead if instead and instead.kind == "cut" else None
-        reply = FaultyReply(content, answer.status, headers)
-        return reply.struck(cut, _first(faults, "drip"), connection=connection, sleep=self._sleep)
+        return FaultyReply((content, answer.status, headers), faults, connection, self._sleep)
 
     def _compressed(self, content: bytes) -> bytes:
         """Compress a body. The body of Get Quotas stays the same object, so it is compressed only once."""
@@ -216,21 +192,20 @@ class ServiceApp:
 class FaultyReply(Response):
     """A response that may be sent in slices, or break off."""
 
-    _cut: Fault | None
-    _drip: Fault | None
-    _connection: ClientConnection
-    _sleep: Sleep
-
-    def struck(
-        self, cut: Fault | None, drip: Fault | None, *, connection: ClientConnection, sleep: Sleep
-    ) -> FaultyReply:
-        """Set the faults of sending."""
-        self._cut, self._drip = cut, drip
+    def __init__(
+        self,
+        answer: tuple[bytes, int, dict[str, str]],
+        faults: Sequence[Fault],
+        connection: ClientConnection,
+        sleep: Sleep,
+    ) -> None:
+        super().__init__(*answer)
+        instead = _first(faults, *_INSTEAD)
+        self._cut = instead if instead and instead.kind == "cut" else None
+        self._drip = _first(faults, "drip")
         self._connection, self._sleep = connection, sleep
-        return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, or as much of it as the faults allow."""
         cut = self._cut
         if cut is None and self._drip is None:
             await super().__call__(scope, receive, send)
@@ -256,16 +231,11 @@ class FaultyReply(Response):
 
 
 async def _describe(_request: Request) -> Response:
-    return Response(_openapi(), media_type=JSON)
+    document = files("sampling_async.simulator").joinpath("openapi.json")
+    return Response(document.read_bytes(), media_type=JSON)
 
 
-@cache
-def _openapi() -> bytes:
-    """Return the OpenAPI document of the five endpoints. It is read on first use: few tests need it."""
-    return files("sampling_async.simulator").joinpath("openapi.json").read_bytes()
-
-
-def _call(request: Request, endpoint: Endpoint, *, quota_ids: tuple[int, ...] | None = ()) -> ServiceCall:
+def _call(request: Request, endpoint: Endpoint, quota_ids: tuple[int, ...] | None) -> ServiceCall:
     segments: dict[str, str] = request.path_params
     member_code = segments.get("member_code")
     panel_guid = segments.get("panel_guid", request.query_params.get("partnerGUID"))
@@ -312,18 +282,13 @@ def _delay(faults: Sequence[Fault], when: str) -> float:
     return sum(fault.seconds for fault in faults if fault.kind == "delay" and fault.when == when)
 
 
-def _replaced(answer: ServiceResponse, fault: Fault) -> ServiceResponse:
+def _replaced(fault: Fault) -> ServiceResponse:
     headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
-    return attrs.evolve(
-        answer,
-        body=fault.content,
-        status=fault.answer_status,
-        content_type=fault.content_type,
-        headers=headers,
-    )
+    return ServiceResponse(fault.content, fault.answer_status, fault.content_type, headers)
 
 
-def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    method = "POST" if path.endswith("/Invites") else "GET"
     route = Route(path, endpoint, methods=[method])
     # Starlette adds HEAD to GET, and one HEAD would make an invite.
     route.methods = {method}

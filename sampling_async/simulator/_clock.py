@@ -47,7 +47,6 @@ class WorkQueue:
         heapify(self._free_at)
 
     def admit(self, ids: int) -> float:
-        """Add a call and return the seconds until it is done."""
         cost = self._latency.seconds(ids)
         if not self._free_at:
             return cost

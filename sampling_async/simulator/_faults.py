@@ -123,8 +123,7 @@ class Fault:
     after: int = field(default=0, validator=attrs.validators.ge(0))
     times: int | None = field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
     probability: float | None = field(
-        default=None,
-        validator=attrs.validators.optional([attrs.validators.ge(0), attrs.validators.le(1)]),
+        default=None, validator=attrs.validators.optional([attrs.validators.ge(0), attrs.validators.le(1)])
     )
 
     def on(
@@ -208,9 +207,7 @@ class Fault:
     def cut(cls, *, when: CutWhen = "before", reset: bool = False) -> Fault:
         """Drop the connection: before acting, after it but before any byte, or in the middle of the body.
 
-        Args:
-            when: Which of these three moments.
-            reset: Drop it with a TCP reset instead of an orderly end.
+        With `reset`, it is dropped with a TCP reset instead of an orderly end.
         """
         return cls("cut", when, variant="reset" if reset else "")
 
@@ -355,13 +352,7 @@ class FaultPlan:
     def draw(
         self, endpoint: Endpoint, *, member_code: str | None = None, quota_ids: Sequence[int] = ()
     ) -> tuple[Fault, ...]:
-        """Count a request and return the faults that apply to it, in the order in which they were added.
-
-        Args:
-            endpoint: The endpoint of the request.
-            member_code: The member it names.
-            quota_ids: The quota IDs it names.
-        """
+        """Count a request and return the faults that apply to it, in the order in which they were added."""
         planned = self._planned
         return tuple([each.fault for each in planned if each.strikes(endpoint, member_code, quota_ids)])
 
@@ -383,7 +374,6 @@ def altered(answer: ServiceResponse, fault: Fault, random: Random) -> ServiceRes
 
 
 def made_up_invite(quota_id: int, random: Random) -> Invite:
-    """Return an invite that the ledger does not hold."""
     url = f"https://entry.example/survey?invite={random.getrandbits(96):024x}&quota={quota_id}"
     return Invite(
         survey_id=random.randint(2500000, 2599999),

@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 class LedgerEntry:
     """One invite of the ledger.
 
-    Attributes:
-        sequence_number: The place of the invite in the ledger, from 0.
-        panel_guid: The panel of the member.
-        member_code: The member invited.
-        quota_id: The quota that the member was invited to.
-        survey_id: The survey of the quota, with `wave_id`.
-        wave_id: The wave of the survey.
-        endpoint: `bulk_invite` or `generate_invite`.
-        url: The link of the invite, different for every invite.
-        request_number: The request that the invite was made for, see `RequestRecord.number`.
+    `sequence_number` is its place in the ledger, and `request_number` that of its request (see
+    `RequestRecord.number`), both from 0. `url` is different for every invite. `endpoint` is `bulk_invite` or
+    `generate_invite`.
     """
 
     sequence_number: int
@@ -53,14 +46,10 @@ class RequestRecord:
 
     Attributes:
         number: The place of the request in the order of arrival, from 0. Requests no longer kept count too.
-        endpoint: The endpoint of the request.
         member_code: The member that the request named, or None.
-        quota_ids: The quota IDs that the request named, in its order.
         status: The HTTP status of the response; None if the connection was cut before it.
         is_processed: False if a fault kept the request from having any effect.
         time: When the request arrived: seconds of the simulator's clock since the simulator was made.
-        query: The query parameters by name.
-        headers: The headers by lower-case name. The value of `api_auth_key` is masked.
     """
 
     number: int
@@ -102,13 +91,7 @@ class Requests(tuple[RequestRecord, ...]):
         quota_id: int | None = None,
         status: int | None = None,
     ) -> Requests:
-        """Return the requests that fit all given arguments.
-
-        Args:
-            endpoint: The endpoint of the requests.
-            member_code: The member that they named.
-            quota_id: A quota ID that they named, alone or among others.
-            status: The status of their responses.
+        """Return the requests that fit all given arguments; `quota_id` is one that they named among others.
 
         Raises:
             ValueError: There is no such endpoint.
@@ -132,33 +115,23 @@ class OutcomeInvite(Protocol):
     """The part of an invite that the check reads."""
 
     @property
-    def url(self) -> str:
-        """The link of the invite."""
-        ...
+    def url(self) -> str: ...
 
 
 class Outcome(Protocol):
     """The part of a client's outcome that the check reads; `sampling_async.InviteOutcome` has all of it."""
 
     @property
-    def member_code(self) -> str:
-        """The member of the request."""
-        ...
+    def member_code(self) -> str: ...
 
     @property
-    def quota_id(self) -> int:
-        """The requested quota ID."""
-        ...
+    def quota_id(self) -> int: ...
 
     @property
-    def status(self) -> str:
-        """One of `invited`, `rejected`, `not_sent`, `unknown`."""
-        ...
+    def status(self) -> str: ...
 
     @property
-    def invite(self) -> OutcomeInvite | None:
-        """The invite, if the status is `invited`."""
-        ...
+    def invite(self) -> OutcomeInvite | None: ...
 
 
 @frozen
@@ -225,11 +198,7 @@ _Accounts: TypeAlias = dict[tuple[str, int], _PairAccount]
 
 
 def verdict(entries: Iterable[LedgerEntry], outcomes: Iterable[Outcome]) -> Verdict:
-    """Check outcomes against the ledger's entries. Outcomes that the ledger confirms take no memory.
-
-    Raises:
-        ValueError: An outcome has a status that is none of the four.
-    """
+    """Check outcomes against the ledger's entries. Outcomes that the ledger confirms take no memory."""
     accounts: _Accounts = {}
     for entry in entries:
         account = accounts.setdefault((entry.member_code, entry.quota_id), _PairAccount())
@@ -332,18 +301,13 @@ class Ledger:
             return self._up_to_date().copy()
 
     def check(self, outcomes: Iterable[Outcome], *, panel_guid: str | None = None) -> Verdict:
-        """Check a client's outcomes against the ledger.
+        """Check a client's outcomes against the ledger; the usual test is `assert verdict.ok, verdict`.
 
-        Args:
-            outcomes: Everything that a client has reported since the simulator was made: any number of
-                outcomes, each with `member_code`, `quota_id`, `status` and `invite`.
-            panel_guid: Check only the invites of this panel; needed if panels share member codes.
+        The outcomes are everything that a client has reported since the simulator was made. With `panel_guid`,
+        only the invites of this panel are checked, which is needed if panels share member codes.
 
         Raises:
             KeyError: There is no such panel.
-
-        Returns:
-            The verdict; see `Verdict` for its parts. The usual test is `assert verdict.ok, verdict`.
         """
         if panel_guid is None:
             return verdict(self.invites, outcomes)

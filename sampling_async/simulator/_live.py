@@ -21,8 +21,6 @@ _TOPICS: Final = ("Consumer topics", "Consumer topics", "Leisure", "Food", "Trav
 
 
 class LiveSurvey:
-    """A survey with its quotas and its remaining completes."""
-
     __slots__ = ("bodies", "position", "quotas", "remaining", "survey")
 
     def __init__(self, survey: Survey, position: int) -> None:
@@ -52,8 +50,6 @@ class LiveSurvey:
 
 
 class LiveQuota:
-    """A quota with its counts: completes remaining, and completes so far of every sub-quota."""
-
     __slots__ = ("_targets", "completes", "is_live", "position", "quota", "remaining", "survey")
 
     def __init__(self, quota: Quota, survey: LiveSurvey) -> None:
@@ -95,7 +91,6 @@ class LiveQuota:
             completes[place] += 1
 
     def now(self) -> Quota:
-        """Return the quota with its current counts."""
         layers = zip(self.quota.layers, self.completes, strict=True)
         return attrs.evolve(
             self.quota,
@@ -126,19 +121,12 @@ class LiveInventory:
 
     @property
     def surveys(self) -> Sequence[LiveSurvey]:
-        """All surveys, closed ones included."""
         return self._surveys
 
     def get(self, quota_id: int) -> LiveQuota | None:
-        """Return the quota with this ID, or None."""
         return self._quotas.get(quota_id)
 
     def named(self, quota_id: int) -> LiveQuota:
-        """Return the quota with this ID.
-
-        Raises:
-            KeyError: There is no such quota.
-        """
         quota = self._quotas.get(quota_id)
         if quota is None:
             raise KeyError(f"quota {quota_id} is not in the inventory; sim.inventory lists the open quotas")
@@ -150,7 +138,6 @@ class LiveInventory:
         self._bodies.clear()
 
     def now(self) -> Quotas:
-        """Return what Get Quotas would return: surveys with open quotas, and their current counts."""
         surveys = (survey.now() for survey in self._surveys)
         return attrs.evolve(self._inventory, surveys=tuple(survey for survey in surveys if survey))
 

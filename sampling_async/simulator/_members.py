@@ -1,20 +1,9 @@
 """Members of a simulated panel, their generation, and whether a member matches a quota.
 
-The service's rules are written so that they are easy to compare with the contract. A member matches a quota
-when all its layers hold. A layer holds when the member's profile fits exactly one of its sub-quotas. Inside a
-sub-quota, conditions on the same question are alternatives, and all its questions must be met. An answer list
-is met by any one answer:
-
-- age: the years lie in a range of AnswerValues, or in the band that an answer ID stands for. Both ends are
-  included, and an upper end of 99 or above means "and over";
-- postal code: it begins with a listed value. Blanks, hyphens and case are ignored. The exposed list counts as
-  the whole list, even if the service has cut it;
-- every other question, DMA and MSA included: the member gave one of the answer IDs.
-
-A question that the member has not answered is not met, unless it is routable. The service asks routable
-questions later, and in the simulator every member then gives a matching answer. If no sub-quota fits by the
-profile alone, the member takes the first open sub-quota that fits with such answers. No member meets a
-condition whose list is empty or cannot be read.
+The rules are written to be easy to compare with the contract, and not to be fast. Three of them it leaves open:
+a postal code is met if it begins with a listed value, even if the service has cut the list; a routable question
+without an answer counts as met, because the service asks it, and members of the simulator then answer it so; a
+condition whose list is empty or cannot be read is met by nobody.
 """
 
 from __future__ import annotations
@@ -44,7 +33,7 @@ from sampling_async.simulator._questions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sampling_async import Layer, QuestionAndAnswers, Quota, Quotas, SubQuota
+    from sampling_async import QuestionAndAnswers, Quota, Quotas, SubQuota
 
 Fit: TypeAlias = tuple[int, ...]
 """The positions of the sub-quotas of one layer that a member can take.
@@ -52,73 +41,58 @@ Fit: TypeAlias = tuple[int, ...]
 That is the one sub-quota that fits by profile, or all those that only routable questions still decide.
 """
 
-_NO_FIT: Final[Fit] = ()
+_Questions: TypeAlias = "tuple[tuple[int, bool, tuple[Callable[[ProfileAnswer], bool], ...]], ...]"
+"""The questions of a sub-quota: each with its ID, whether it is routable, and the tests of its conditions."""
 
 
 class QuotaTargets:
-    """The conditions of a quota, prepared for tests of many members."""
-
     __slots__ = ("_layers",)
 
     def __init__(self, quota: Quota) -> None:
-        self._layers = tuple(_LayerTargets(layer) for layer in quota.layers)
+        self._layers = tuple(tuple(map(_questions, layer.sub_quotas)) for layer in quota.layers)
 
     def fit(self, profile: Mapping[int, ProfileAnswer]) -> tuple[Fit, ...] | None:
         """Return the sub-quotas that the member can take in each layer, or None if a layer does not hold."""
         fits: list[Fit] = []
         for layer in self._layers:
-            fit = layer.fit(profile)
+            fit = _layer_fit(layer, profile)
             if not fit:
                 return None
             fits.append(fit)
         return tuple(fits)
 
 
-class _LayerTargets:
-    __slots__ = ("_sub_quotas",)
-
-    def __init__(self, layer: Layer) -> None:
-        self._sub_quotas = tuple(_SubQuotaTargets(sub_quota) for sub_quota in layer.sub_quotas)
-
-    def fit(self, profile: Mapping[int, ProfileAnswer]) -> Fit:
-        certain: list[int] = []
-        asked: list[int] = []
-        for position, sub_quota in enumerate(self._sub_quotas):
-            held = sub_quota.holds(profile)
-            if held:
-                certain.append(position)
-            elif held is None:
-                asked.append(position)
-        # Exactly one sub-quota must fit by profile: with two, the layer does not hold.
-        if certain:
-            return (certain[0],) if len(certain) == 1 else _NO_FIT
-        return tuple(asked)
+def _questions(sub_quota: SubQuota) -> _Questions:
+    by_question: dict[int, list[QuestionAndAnswers]] = {}
+    for condition in sub_quota.questions_and_answers:
+        by_question.setdefault(condition.question_id, []).append(condition)
+    return tuple(
+        (question_id, any(c.is_routable for c in conditions), tuple(map(_test, conditions)))
+        for question_id, conditions in by_question.items()
+    )
 
 
-class _SubQuotaTargets:
-    __slots__ = ("_questions",)
+def _layer_fit(layer: Sequence[_Questions], profile: Mapping[int, ProfileAnswer]) -> Fit:
+    held = [_holds(questions, profile) for questions in layer]
+    certain = tuple(position for position, each in enumerate(held) if each)
+    # Exactly one sub-quota must fit by profile: with two, the layer does not hold.
+    if certain:
+        return certain if len(certain) == 1 else ()
+    return tuple(position for position, each in enumerate(held) if each is None)
 
-    def __init__(self, sub_quota: SubQuota) -> None:
-        by_question: dict[int, list[QuestionAndAnswers]] = {}
-        for condition in sub_quota.questions_and_answers:
-            by_question.setdefault(condition.question_id, []).append(condition)
-        self._questions = tuple(
-            (question_id, any(c.is_routable for c in conditions), tuple(_test(c) for c in conditions))
-            for question_id, conditions in by_question.items()
-        )
 
-    def holds(self, profile: Mapping[int, ProfileAnswer]) -> bool | None:
-        """Return whether a member fits, or None if that depends on routable questions not yet answered."""
-        asks = False
-        for question_id, is_routable, tests in self._questions:
-            answer = profile.get(question_id)
-            if answer is None:
-                if not is_routable:
-                    return False
-                asks = True
-            elif not any(test(answer) for test in tests):
+def _holds(questions: _Questions, profile: Mapping[int, ProfileAnswer]) -> bool | None:
+    """Return whether a member fits, or None if that depends on routable questions not yet answered."""
+    asks = False
+    for question_id, is_routable, tests in questions:
+        answer = profile.get(question_id)
+        if answer is None:
+            if not is_routable:
                 return False
-        return None if asks else True
+            asks = True
+        elif not any(test(answer) for test in tests):
+            return False
+    return None if asks else True
 
 
 def _test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:

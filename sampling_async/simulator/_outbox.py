@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 from xml.sax.saxutils import escape
 
 import anyio
+import attrs
 import httpx
 from attrs import field, frozen
 
@@ -27,8 +28,6 @@ from sampling_async._contract.records import hidden
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from datetime import datetime
-
-    from attrs import Attribute
 
     from sampling_async.notifications import Inbox
     from sampling_async.simulator._live import LiveQuota, LiveSurvey
@@ -55,7 +54,6 @@ class Posting:
 
     Attributes:
         number: The place in the order of events, from 0.
-        kind: The kind.
         fields: The fields, in the service's usual spelling.
         at: When it is due, in seconds of the simulator's clock.
         is_forged: Whether it is not from the service: it goes to a wrong URL, or has a wrong signature.
@@ -76,7 +74,6 @@ def signed(fields: Mapping[str, Any], secret: str) -> dict[str, Any]:
 
 
 def plain_body(fields: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Return fields as JSON, with the content type."""
     return json.dumps(fields).encode(), "application/json; charset=utf-8"
 
 
@@ -133,14 +130,8 @@ _REASONS: Final = ("SCREENED_OUT", "QUOTA_FULL", "QUALITY", "ABANDONED")
 _INBOX_URL: Final = "http://inbox.example"
 
 
-def _share(_: object, attribute: Attribute[Any], value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"Notifying.{attribute.name} is a share from 0 to 1, not {value!r}")
-
-
-def _seconds(_: object, attribute: Attribute[Any], value: float) -> None:
-    if not value >= 0:
-        raise ValueError(f"Notifying.{attribute.name} is a number of seconds, at least 0, not {value!r}")
+_SHARE: Final[Any] = [attrs.validators.ge(0), attrs.validators.le(1)]
+_SECONDS: Final[Any] = attrs.validators.ge(0)
 
 
 @frozen(kw_only=True)
@@ -162,16 +153,16 @@ class Notifying:
         shared_secret: Signs notifications about members (EncryptedValue); empty: they are not signed.
     """
 
-    completes: float = field(default=0.5, validator=_share)
-    survey_seconds: float = field(default=0.0, validator=_seconds)
-    late: float = field(default=0.0, validator=_share)
-    late_seconds: float = field(default=1.0, validator=_seconds)
-    repeated: float = field(default=0.0, validator=_share)
-    forged: float = field(default=0.0, validator=_share)
-    drifted: float = field(default=0.0, validator=_share)
-    corrected: float = field(default=0.0, validator=_share)
-    terminated_late: float = field(default=0.0, validator=_share)
-    reconciled: float = field(default=0.0, validator=_share)
+    completes: float = field(default=0.5, validator=_SHARE)
+    survey_seconds: float = field(default=0.0, validator=_SECONDS)
+    late: float = field(default=0.0, validator=_SHARE)
+    late_seconds: float = field(default=1.0, validator=_SECONDS)
+    repeated: float = field(default=0.0, validator=_SHARE)
+    forged: float = field(default=0.0, validator=_SHARE)
+    drifted: float = field(default=0.0, validator=_SHARE)
+    corrected: float = field(default=0.0, validator=_SHARE)
+    terminated_late: float = field(default=0.0, validator=_SHARE)
+    reconciled: float = field(default=0.0, validator=_SHARE)
     shared_secret: str = field(default="", repr=False)
 
 
@@ -347,9 +338,7 @@ class Outbox:
     async def deliver(self, inbox: Inbox, *, everything: bool = True) -> int:
         """Post to an open inbox in process, and return how many were posted.
 
-        Args:
-            inbox: The inbox.
-            everything: Whether notifications that are not due yet are sent too, in the order of their times.
+        With `everything`, those that are not due yet are sent too, in the order of their times.
         """
         transport = httpx.ASGITransport(inbox.app, client=("127.0.0.1", 0))
         urls = {str(kind): url for kind, url in inbox.urls(_INBOX_URL).items()}
@@ -362,11 +351,7 @@ class Outbox:
         return count
 
     async def send(self, urls: Mapping[str, str]) -> None:
-        """Post over HTTP what is due, until this is cancelled.
-
-        Args:
-            urls: The URL of each kind; kinds without one are not sent.
-        """
+        """Post over HTTP what is due, to the URL of its kind if there is one, until this is cancelled."""
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
             while True:
                 for posting in self._due():

@@ -76,7 +76,6 @@ class Area:
 
     @property
     def region(self) -> int:
-        """The answer ID of the region question."""
         return REGION_ANSWERS[self.number % len(REGION_ANSWERS)]
 
     def dma(self, postal_code: str) -> int:

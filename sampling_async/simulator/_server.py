@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # The value of SO_LINGER: on, with 0 seconds. Closing the socket then sends a TCP reset.
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+_STEP_SECONDS: Final = 0.002
 
 
 class _CuttableProtocol(H11Protocol):
@@ -61,29 +63,14 @@ class _SocketConnection:
             pass
 
 
-class _ListeningServer(uvicorn.Server):
-    """A server with an event that is set once it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listens = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listens.set()
-
-
 @contextmanager
 def served(app: ASGIApp, *, port: int) -> Generator[str]:
     """Serve an application on 127.0.0.1 from a thread, and yield the base URL.
 
     On exit, requests in progress have one second to end.
-
-    Raises:
-        OSError: The port is taken.
     """
     with listening("127.0.0.1", port) as listener:
-        server = _ListeningServer(_config(app, log_level="critical"))
+        server = uvicorn.Server(_config(app, log_level="critical"))
         thread = threading.Thread(target=server.run, args=([listener],), name="simulator", daemon=True)
         thread.start()
         try:
@@ -95,17 +82,16 @@ def served(app: ASGIApp, *, port: int) -> Generator[str]:
 
 
 def run(app: ASGIApp, *, host: str, port: int) -> None:
-    """Serve an application in this thread until a signal ends it."""
     # After Ctrl-C uvicorn shuts down in order, and then raises the interrupt again.
     with listening(host, port) as listener, suppress(KeyboardInterrupt):
-        _ListeningServer(_config(app, log_level="warning")).run([listener])
+        uvicorn.Server(_config(app, log_level="warning")).run([listener])
 
 
-def _await_listening(server: _ListeningServer, thread: threading.Thread) -> None:
-    # A server that fails to start ends its thread without setting the event, so both are checked.
-    while not server.listens.wait(0.1):
+def _await_listening(server: uvicorn.Server, thread: threading.Thread) -> None:
+    while not server.started:
         if not thread.is_alive():
             raise OSError("the simulator's server ended before it began to listen")
+        time.sleep(_STEP_SECONDS)
 
 
 def _config(app: ASGIApp, *, log_level: str) -> uvicorn.Config:

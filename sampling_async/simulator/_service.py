@@ -92,7 +92,6 @@ class PanelState:
             self.set_recontact(quota_id, (c for c in panel.members if random.random() < RECONTACT_SHARE))
 
     def state(self, member_code: str) -> MemberState | None:
-        """Return the state of a member, or None if no member has this code."""
         state = self._states.get(member_code)
         if state is None and member_code in self.panel.members:
             state = self._states[member_code] = MemberState(self.panel.members[member_code], self._quotas)
@@ -103,7 +102,6 @@ class PanelState:
         return self._codes.get(quota_id)
 
     def is_wanted(self, quota_id: int, member_code: str) -> bool:
-        """Return whether a member is on the recontact list of a quota."""
         return member_code in self._wanted.get(quota_id, ())
 
     def set_recontact(self, quota_id: int, member_codes: Iterable[str]) -> None:
@@ -116,11 +114,7 @@ class PanelState:
 
 
 def new_panel(seed: int | str, number: int, members: Iterable[SimulatedMember]) -> SimulatedPanel:
-    """Return a panel whose Guid and key follow from the seed and the panel's number.
-
-    Raises:
-        ValueError: A member code occurs twice.
-    """
+    """Return a panel whose Guid and key follow from the seed and the panel's number."""
     random = Random(f"{seed}/panel/{number}")  # noqa: S311  no secret
     by_code: dict[str, SimulatedMember] = {}
     for member in members:
@@ -166,12 +160,7 @@ _MADE_UP_URLS: Final = {
 
 
 def settings_of(panel_guid: str, urls: Mapping[str, str] | None = None) -> tuple[Setting, ...]:
-    """Return all settings of the contract. Some are unset; some descriptions end in a blank.
-
-    Args:
-        panel_guid: The panel.
-        urls: The URLs of notifications by kind; made-up ones by default.
-    """
+    """Return all settings of the contract. Some are unset; some descriptions end in a blank."""
     urls = _MADE_UP_URLS if urls is None else urls
     return (
         *(
@@ -236,16 +225,10 @@ class Service:
         self.lock = Lock()
 
     def register(self, panel: PanelState) -> None:
-        """Register a panel with its Guid and key."""
         self._panels[panel.panel.panel_guid.lower()] = panel
         self._keys[panel.panel.api_key.lower()] = panel
 
     def panel(self, panel_guid: str) -> PanelState:
-        """Return a registered panel.
-
-        Raises:
-            KeyError: No panel has this Guid.
-        """
         return self._panels[panel_guid.lower()]
 
     def answer(self, call: ServiceCall) -> ServiceResponse:
@@ -387,7 +370,7 @@ def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
         code = ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY
     elif survey.is_survey_recontact and not panel.is_wanted(quota.quota.quota_id, member.member_code):
         code = ResultCode.NO_RECONTACT_GID
-    elif _is_excluded(member, survey):
+    elif any(each.excludes(past) for each in survey.survey_wave_exclusions for past in member.participations):
         code = ResultCode.EXCLUDED_SURVEY_TAKEN
     elif fits is None:
         code = ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA
@@ -396,16 +379,6 @@ def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
         state.fits[quota.position] = fits
     state.settled[quota.position] = code
     return code
-
-
-def _is_excluded(member: SimulatedMember, survey: Survey) -> bool:
-    return any(
-        past.survey_id == exclusion.survey_id
-        and exclusion.wave_id in {0, past.wave_id}
-        and past.status_id in exclusion.participation_status_ids
-        for exclusion in survey.survey_wave_exclusions
-        for past in member.participations
-    )
 
 
 def _invite_to(survey: Survey, quota_id: int, url: str) -> Invite:
@@ -422,5 +395,4 @@ def _invite_to(survey: Survey, quota_id: int, url: str) -> Invite:
 
 
 def recontact_quota_ids(inventory: Iterable[LiveQuota]) -> tuple[int, ...]:
-    """Return the IDs of the quotas of recontact surveys."""
     return tuple(quota.quota.quota_id for quota in inventory if quota.survey.survey.is_survey_recontact)

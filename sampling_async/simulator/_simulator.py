@@ -113,11 +113,7 @@ class Simulator:
         )
         self.faults: Final = FaultPlan(faults, seed=seed)
         self.notifications: Final = Outbox(
-            notifying,
-            seed=seed,
-            began=self._inventory.cache_expires,
-            clock=clock,
-            sleep=sleep,
+            notifying, seed=seed, began=self._inventory.cache_expires, clock=clock, sleep=sleep
         )
         for survey in self._live.surveys:
             self.notifications.begin(survey)
@@ -194,13 +190,7 @@ class Simulator:
         return panel
 
     def eligible(self, member_code: str, quota_id: int, *, panel_guid: str | None = None) -> int:
-        """Return the result code that a request for the pair would get now; no invite is made.
-
-        Args:
-            member_code: The member.
-            quota_id: The quota.
-            panel_guid: The member's panel, if not the first.
-        """
+        """Return the result code that a request for the pair would get now; no invite is made."""
         return self._service.code(self._panel(panel_guid), member_code, quota_id)
 
     def close_quota(self, quota_id: int) -> None:
@@ -216,12 +206,9 @@ class Simulator:
             self.notifications.moved(quota.survey)
 
     def open_quota(self, quota_id: int, *, remaining: int | None = None) -> None:
-        """Open a closed quota again.
+        """Open a closed quota again, perhaps with other completes that remain from now on.
 
-        Args:
-            quota_id: The quota.
-            remaining: The completes that remain from now on, for instance to reopen a full quota. The survey
-                gets at least as many. By default the counts stay as they are.
+        The survey then gets at least as many. By default the counts stay as they are.
 
         Raises:
             KeyError: There is no such quota.
@@ -245,12 +232,9 @@ class Simulator:
     def set_recontact_members(
         self, quota_id: int, member_codes: Iterable[str], *, panel_guid: str | None = None
     ) -> None:
-        """Replace the recontact list of a quota of a recontact survey.
+        """Replace the recontact list of a quota of a recontact survey, by default for the first panel.
 
-        Args:
-            quota_id: The quota.
-            member_codes: The codes on the list; they need not belong to members of the panel.
-            panel_guid: The panel whose list it is, if not the first.
+        The codes need not belong to members of the panel.
 
         Raises:
             ValueError: The quota does not belong to a recontact survey.
@@ -268,11 +252,7 @@ class Simulator:
         return SimulatorTransport(self.app)
 
     def client(self, **overrides: Any) -> SamplingClient:
-        """Return a client of the first panel that works in process.
-
-        Args:
-            **overrides: Further arguments of `SamplingClient`, or other values for those set here.
-        """
+        """Return an in-process client of the first panel; `overrides` are arguments of `SamplingClient`."""
         from sampling_async import SamplingClient  # noqa: PLC0415  the service needs no client
 
         arguments: dict[str, Any] = {
@@ -284,11 +264,7 @@ class Simulator:
         return SamplingClient(arguments.pop("base_url", self.base_url), **arguments)
 
     def serve(self, *, port: int = 0) -> AbstractContextManager[str]:
-        """Serve over HTTP on 127.0.0.1 from a thread while the `with` block runs; it yields the base URL.
-
-        Args:
-            port: The port; 0 for a free one.
-        """
+        """Serve over HTTP on 127.0.0.1 from a thread while the `with` block runs; it yields the base URL."""
         from sampling_async.simulator._server import served  # noqa: PLC0415  uvicorn is for sockets only
 
         return served(self.app, port=port)

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; 0 takes a free port.
-
-    Raises:
-        OSError: The port is taken, or the address does not belong to this machine.
-    """
+    """Return a socket bound to an address; 0 takes a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only for sockets that name their protocol. With the algorithm on,
     # responses take 40 ms.
@@ -44,8 +40,6 @@ EXTENSION: Final = "simulator.connection"
 
 
 class ClientConnection(Protocol):
-    """The connection of one request."""
-
     async def pause(self, seconds: float, sleep: Sleep) -> None:
         """Wait without sending anything."""
         ...
@@ -59,7 +53,6 @@ class ForeignConnection:
     """A connection under a server without this extension. It can be cut only by raising an error."""
 
     async def pause(self, seconds: float, sleep: Sleep) -> None:
-        """Wait."""
         await sleep(seconds)
 
     async def cut(self, *, reset: bool) -> None:
@@ -68,13 +61,11 @@ class ForeignConnection:
 
 
 def connection_of(scope: MutableMapping[str, Any]) -> ClientConnection:
-    """Return the connection that a request came over."""
     known: ClientConnection | None = (scope.get("extensions") or {}).get(EXTENSION)
     return known or ForeignConnection()
 
 
 def with_connection(scope: MutableMapping[str, Any], connection: ClientConnection) -> dict[str, Any]:
-    """Return a copy of the scope that holds the connection."""
     return {**scope, "extensions": {**(scope.get("extensions") or {}), EXTENSION: connection}}
 
 

@@ -206,16 +206,13 @@ class Candidates:
 
     @property
     def schema(self) -> Any:
-        """The Arrow schema of the output."""
         return pa.schema(_CANDIDATES)
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of the panel that only an allocation reads."""
         return columns_read(self.weight)
 
     def hashes(self, batch: Any, first: int) -> NDArray[np.uint64]:
-        """Return a hash of each member's code."""
         return hashed(member_codes(batch, first).to_pylist(), self.seed)
 
     def completed(self, batch: Any, first: int, lists: Any, certain: Any, hashes: NDArray[np.uint64]) -> Any:
@@ -231,11 +228,7 @@ class Candidates:
         return pa.record_batch(columns, schema=self.schema)
 
     def of_others(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield candidates that were not found by this package, in the form of this output.
-
-        Raises:
-            InvalidRequestError: A column is missing, or has another type.
-        """
+        """Yield candidates that were not found by this package, in the form of this output."""
         first = 0
         for batch in batches:
             names = [name for name, _ in _RESULT]
@@ -254,7 +247,6 @@ class Candidates:
             first += len(batch)
 
     def collector(self, source: CompactInventory) -> Collector:
-        """Return a collector of candidates."""
         return _Collecting(self, source)
 
     def merged(self, table: Any, source: CompactInventory) -> Any:  # noqa: ARG002
@@ -362,7 +354,6 @@ def _in_groups(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _by_member(found: list[Pairs], most: int) -> Pairs:
-    """Return the first pairs of each member, member by member."""
     if not found:
         return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
     quota, member = (np.concatenate(each) for each in zip(*found, strict=True))

@@ -48,10 +48,9 @@ def _bits(buffer: Any, offset: int, length: int) -> NDArray[np.bool_]:
 
 
 def integers(column: Any) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Return the values of a column of whole numbers, without a copy, and which of them are not null.
+    """Return the whole numbers of a column, not copied, and which are not null; None if all are.
 
-    Returns:
-        The values, in which nulls are arbitrary numbers; and whether each is a value, or None if all are.
+    Nulls are arbitrary numbers.
     """
     valid, data = column.buffers()
     kind, offset, length = WHOLE[column.type.id], column.offset, len(column)
@@ -107,12 +106,10 @@ _WIDE: Final = 128  # bits
 
 
 def is_list(kind: Any) -> bool:
-    """Return whether an Arrow type is a type of lists."""
     return kind.id in LISTS
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether an Arrow type is a type of texts."""
     return kind.id in _TEXTS
 
 
@@ -169,9 +166,7 @@ class NotWholeError(ValueError):
 def as_integers(column: Any) -> Any:
     """Return whole numbers, floats, decimals, or texts of digits as a column of 64-bit numbers.
 
-    Raises:
-        NotWholeError: A value is something else.
-        TypeError: The column has another type.
+    A value that is something else raises a NotWholeError, a column of another type a TypeError.
     """
     if column.type.id == DICTIONARY:
         column = column.dictionary_decode()

@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 class InputRow(NamedTuple):
     """A row that is filled from a panel's columns.
 
-    Attributes:
-        how: Which members are in the row. "is": members in a class of answers; "upto": in a class or one before
-            it; "in": in one of a set of classes; "has": members with a list of answers, one of which is in a
-            class; "device": members on one of some devices, or on an unknown one; "untaken": members who may
-            take a wave; "listed": members on a quota's recontact list.
-        of: The question; 0 for the last three.
-        what: The class, the set of classes, the device types, the place of the wave, or the quota.
+    `how` says which members are in it. "is": members in a class of answers; "upto": in a class or one before
+    it; "in": in one of a set of classes; "has": members with a list of answers, one of which is in a class;
+    "device": members on one of some devices, or on an unknown one; "untaken": members who may take a wave;
+    "listed": members on a quota's recontact list.
     """
 
     how: str
@@ -80,15 +77,8 @@ MOST_CODES: Final = 255
 class Classes:
     """The classes of a question's answers.
 
-    Args:
-        kind: How the question is matched.
-        conditions: All conditions about it.
-        policy: Rules for the cases that the contract leaves open.
-
     Attributes:
-        kind: As given.
         of: The class of each year, answer ID or prefix of postal codes; all other answers are in `OTHER`.
-        everything: The set of all classes.
         certain: For each condition, the classes that certainly meet it.
         possible: For each condition, the classes that may meet it.
     """
@@ -138,7 +128,6 @@ class Classes:
         return self.everything ^ 1 << UNANSWERED
 
     def __len__(self) -> int:
-        """Return how many classes there are."""
         return self.everything.bit_length()
 
     def number(self, known: Known | None) -> int:

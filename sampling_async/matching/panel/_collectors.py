@@ -31,7 +31,6 @@ class Collector(Protocol):
 
 
 def count_of(rows: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return how many members are in each row."""
     count: NDArray[np.int64] = np.bitwise_count(rows).sum(axis=1, dtype=np.int64)
     return count
 
@@ -47,12 +46,6 @@ def split(kernel: Kernel, block: Block) -> tuple[NDArray[np.uint64], NDArray[np.
 
 
 class Places:
-    """The places of quotas, by their IDs.
-
-    Args:
-        quota_ids: The quotas, in the order of their places.
-    """
-
     def __init__(self, quota_ids: NDArray[np.int64]) -> None:
         self._order = np.argsort(quota_ids)
         self._sorted = quota_ids[self._order]
@@ -64,14 +57,9 @@ class Places:
             self._table = table
 
     def pairs(self, lists: Any, certain: Any) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-        """Return the pairs in lists of quota IDs, without those of other quotas.
+        """Return the member, the place of the quota, and whether it is certain, of each pair.
 
-        Args:
-            lists: A list for each member: the certain quotas, and then the possible ones.
-            certain: How many of them are certain.
-
-        Returns:
-            For each pair the member, the place of the quota, and whether it is certain.
+        A list has first the certain quotas; `certain` says how many. Unknown quotas are left out.
         """
         member = np.repeat(np.arange(len(lists)), np.diff(lists.offsets.to_numpy()))
         is_certain = places_within(member) < certain.to_numpy()[member]

@@ -50,15 +50,10 @@ _PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
 
 
 class Several(NamedTuple):
-    """Pairs of a number and a member, for members who have any number of things.
+    """Pairs of a number and a member, for members who have any number of things."""
 
-    Attributes:
-        what: The class of an answer, or the place of a wave.
-        member: The member who has it, by place; in ascending order.
-    """
-
-    what: NDArray[np.intp]
-    member: NDArray[np.intp]
+    what: NDArray[np.intp]  # the class of an answer, or the place of a wave
+    member: NDArray[np.intp]  # the member who has it, by place; ascending
 
     @classmethod
     def of(cls, what: NDArray[Any], member: NDArray[np.intp]) -> Several:
@@ -73,11 +68,7 @@ class Several(NamedTuple):
 
 
 def columns_of(schema: Any, source: CompactInventory) -> PanelColumns:
-    """Return which of the columns that an inventory needs a panel has.
-
-    Raises:
-        InvalidRequestError: Two columns have the same name.
-    """
+    """Return which of the columns that an inventory needs a panel has."""
     names = schema.names
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
@@ -94,14 +85,6 @@ def columns_of(schema: Any, source: CompactInventory) -> PanelColumns:
 
 
 class AnswerReader:
-    """A reader of one question's columns.
-
-    Args:
-        question_id: The question.
-        classes: The classes of its answers.
-        kinds: How questions are matched, and what is a valid answer.
-    """
-
     def __init__(self, question_id: int, classes: Classes, kinds: QuestionKinds) -> None:
         self._question_id = question_id
         self._classes = classes
@@ -136,12 +119,7 @@ class AnswerReader:
     def read(self, column: Any, first: int) -> NDArray[Any] | Several:
         """Return the class of each member's answer or, from a column of lists, the classes of their answers.
 
-        Args:
-            column: The column.
-            first: The place of its first member in the panel.
-
-        Raises:
-            InvalidRequestError: An answer is not valid for its question; the text names the row.
+        `first` is the place of its first member in the panel.
         """
         kind = column.type.id
         if kind in self._as_they_are:
@@ -275,15 +253,6 @@ NOBODY: Final = Several(_NOTHING, _NOTHING)
 
 
 def member_codes(batch: Any, first: int) -> Any:
-    """Return the member codes of a batch.
-
-    Args:
-        batch: The members.
-        first: The place of the first member in the panel.
-
-    Raises:
-        InvalidRequestError: The column does not contain texts, or a member has no code.
-    """
     column = batch.column(MEMBER_CODE)
     if column.type.id == DICTIONARY:
         column = column.dictionary_decode()
@@ -305,14 +274,7 @@ def numbers(
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return the whole numbers of a column, and which of them are not null.
 
-    Args:
-        column: The column.
-        name: Its name, for the error message.
-        first: The place of the batch's first member in the panel.
-        member: The member of the batch whom each value belongs to, if they are values of lists.
-
-    Raises:
-        InvalidRequestError: A value is not a whole number.
+    `member` has the member of the batch whom each value belongs to, if they are values of lists.
     """
     try:
         column = as_integers(column)
@@ -330,16 +292,7 @@ def numbers(
 
 
 def taken(batch: Any, source: CompactInventory, first: int) -> Several:
-    """Return the waves, by their places, that must not be offered to members.
-
-    Args:
-        batch: The members.
-        source: What they are matched with.
-        first: The place of the first member in the panel.
-
-    Raises:
-        InvalidRequestError: A column is not of the type it should have.
-    """
+    """Return the waves, by their places, that must not be offered to members."""
     hits = [
         read(batch.column(name), source, first)
         for name, read in ((EXCLUDED, _excluded), (PARTICIPATIONS, _participations))
@@ -390,13 +343,7 @@ def _participations(column: Any, source: CompactInventory, first: int) -> Severa
 def _looked_up(
     keys: NDArray[np.int64], member: NDArray[np.intp], places_of: Callable[[Sequence[int]], Iterable[int]]
 ) -> Several:
-    """Return the places that the members' keys stand for; each distinct key is looked up once.
-
-    Args:
-        keys: A key in each row.
-        member: The member who has the key.
-        places_of: Returns the places of a key: none, one or several.
-    """
+    """Return the places that the members' keys, one in each row, stand for; each key is looked up once."""
     # Example: the keys of members 0, 1, 2 are B, A, B, where A has the places [7, 8] and B has [9]. Then
     # `number` is [1, 0, 1], `times` is [1, 2, 1], `within` is [0, 0, 1, 0] and `all_places` is [7, 8, 9]. The
     # lists of the members begin in it at 2, 0, 2, so the result is the places [9, 7, 8, 9] of members [0, 1, 1,

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -20,18 +19,13 @@ from sampling_async import InvalidRequestError
 from sampling_async.matching.panel._arrow import is_text, pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
 ROWS: Final = 2**15
 """Members read at a time: few, to need little memory; many, because each column of a batch has a fixed cost."""
 
 
 def batches_of(stream: Any) -> Iterator[Any]:
-    """Yield the record batches of a panel.
-
-    Raises:
-        InvalidRequestError: It is neither an Arrow stream nor an iterator of record batches.
-    """
     if hasattr(stream, "__arrow_c_stream__"):
         yield from _reader_of(stream)
         return
@@ -59,11 +53,7 @@ def _reader_of(stream: Any) -> Any:
 
 
 def must_be_readable_twice(stream: Any) -> None:
-    """Refuse a panel that is gone once it has been read.
-
-    Raises:
-        InvalidRequestError: It can be read only once.
-    """
+    """Refuse a panel that is gone once it has been read."""
     if not hasattr(stream, "__arrow_c_stream__") or isinstance(stream, pa.RecordBatchReader):
         raise InvalidRequestError(
             "Allocate reads the panel twice, and this one can be read only once: give a table, data "
@@ -109,12 +99,10 @@ class BadLineError(ValueError):
 
 @frozen
 class PanelFile:
-    """A panel that is ready to be read.
+    """A panel that is ready to be read, in record batches of the wanted columns.
 
-    Attributes:
-        batches: Record batches of the wanted columns, under the wanted names.
-        columns: The names of all columns of the panel, after renaming.
-        members: How many members the panel has, or None if that is not known before reading.
+    `columns` names all columns of the panel. Both have the wanted names. `members` is their number, or None if
+    that is not known before reading.
     """
 
     batches: Iterator[Any]
@@ -130,27 +118,16 @@ def is_query(panel: str) -> bool:
 def opened(
     panel: str, wanted: frozenset[str], renamed: Mapping[str, str], texts: frozenset[str] = frozenset()
 ) -> PanelFile:
-    """Open a panel.
+    """Open a panel: a file, or a query.
 
-    Args:
-        panel: A file, or a query.
-        wanted: The columns to read.
-        renamed: The wanted names of columns that have other names in the panel, by those other names.
-        texts: The wanted columns that hold texts only. In JSON lines, where each value has its own type,
-            other values are refused by line.
-
-    Raises:
-        InvalidRequestError: The panel cannot be read.
+    `renamed` has the wanted names of columns by those in the panel. `texts` are wanted columns that hold texts
+    only: in JSON lines, where each value has its own type, other values are refused by line.
     """
     if is_query(panel):
         return _of_query(panel, wanted, renamed)
     path = Path(panel)
-    of_lines = partial(_of_lines, texts=texts)
-    readers: dict[str, Callable[[Path, frozenset[str], Mapping[str, str]], PanelFile]] = dict(
-        zip(INPUTS, (_of_parquet, _of_csv, of_lines, of_lines), strict=True)
-    )
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
+    kind = path.suffix.lower()
+    if kind not in INPUTS:
         raise InvalidRequestError(
             f"{panel!r} is neither a query (SELECT ...) nor a file that ends in {', '.join(INPUTS)}"
         )
@@ -161,7 +138,9 @@ def opened(
     if not path.stat().st_size:
         raise InvalidRequestError(f"{panel} is empty")
     with read_errors(panel):
-        return reader(path, wanted, renamed)
+        if kind == ".parquet":
+            return _of_parquet(path, wanted, renamed)
+        return _of_csv(path, wanted, renamed) if kind == ".csv" else _of_lines(path, wanted, renamed, texts)
 
 
 def named(columns: Iterable[str]) -> str:
@@ -232,11 +211,8 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
         strings_can_be_null=True,
     )
     reader = csv.open_csv(path, parse_options=lines, convert_options=options)
-    return PanelFile(
-        _with_read_errors((_renamed(each, renamed) for each in reader), path),
-        _renamed_names(names, renamed),
-        None,
-    )
+    batches = (_renamed(each, renamed) for each in reader)
+    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), None)
 
 
 def _of_lines(
@@ -390,9 +366,6 @@ def _must_only_read(query: str, statements: Sequence[Any], select: Any) -> None:
     """Refuse anything but one SELECT: `COPY ... TO` writes files, and ATTACH and INSTALL do more.
 
     DuckDB itself says what the statements are. The files that a SELECT names are read.
-
-    Raises:
-        InvalidRequestError: The text names the kinds of the statements.
     """
     kinds = [each.type for each in statements]
     if kinds != [select]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from sampling_async.matching.panel._columns import (
 from sampling_async.matching.panel._rows import TOGETHER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,29 +48,18 @@ _UFUNCS: Final = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_
 
 
 class Answers(NamedTuple):
-    """The answers of a batch, as classes.
+    """The answers of a batch, as classes."""
 
-    Attributes:
-        codes: A row of classes, a member each, for each question with few classes (see `MOST_CODES`).
-        looked_up: The class of each member's answer, for each question with more classes.
-        several: The classes of members' answers, for each question whose answers are lists.
-        devices: The device types, and whether each is known; None without such a column.
-        taken: The waves that must not be offered to members; empty if the panel does not say.
-        listed: Whether each member is on the list, for each quota with a recontact list.
-    """
-
-    codes: NDArray[np.uint8]
-    looked_up: dict[int, NDArray[np.intp]]
-    several: dict[int, Several]
-    devices: tuple[NDArray[Any], NDArray[np.bool_]] | None
-    taken: Several
-    listed: dict[int, NDArray[np.bool_]]
+    codes: NDArray[np.uint8]  # a row of classes, a member each, for each question with at most `MOST_CODES`
+    looked_up: dict[int, NDArray[np.intp]]  # by question with more classes
+    several: dict[int, Several]  # by question whose answers are lists
+    devices: tuple[NDArray[Any], NDArray[np.bool_]] | None  # and whether each is known
+    taken: Several  # the waves that must not be offered; empty if the panel does not say
+    listed: dict[int, NDArray[np.bool_]]  # by quota with a recontact list
 
 
-class _Filler(Protocol):
-    """Fills rows of one kind: it yields some places of rows, and the rows to put there."""
-
-    def rows(self, answers: Answers, members: slice) -> Filled: ...
+_Filler: TypeAlias = "Callable[[Answers, slice], Filled]"
+"""Fills rows of one kind: it yields some places of rows, and the rows to put there."""
 
 
 class _Compared:
@@ -184,36 +174,21 @@ class _Among:
             yield places, packed(among)
 
 
-class _OnDevice:
-    """Fills rows of the members whose device is one of some device types, or is not known."""
-
-    def __init__(self, device_types: Sequence[tuple[int, ...]], places: NDArray[np.intp]) -> None:
-        self._device_types, self._places = device_types, places
-
-    def rows(self, answers: Answers, members: slice) -> Filled:
-        assert answers.devices is not None
-        device, is_known = (each[members] for each in answers.devices)
-        yield self._places, packed(np.array([~is_known | np.isin(device, each) for each in self._device_types]))
+def _on_device(
+    device_types: Sequence[tuple[int, ...]], places: NDArray[np.intp], answers: Answers, members: slice
+) -> Filled:
+    """Fill rows of the members whose device is one of some device types, or is not known."""
+    assert answers.devices is not None
+    device, is_known = (each[members] for each in answers.devices)
+    yield places, packed(np.array([~is_known | np.isin(device, each) for each in device_types]))
 
 
-class _ListFilling:
-    def __init__(self, quotas: Sequence[int], places: NDArray[np.intp]) -> None:
-        self._quotas, self._places = quotas, places
-
-    def rows(self, answers: Answers, members: slice) -> Filled:
-        yield self._places, packed(np.array([answers.listed[quota][members] for quota in self._quotas]))
+def _listed(quotas: Sequence[int], places: NDArray[np.intp], answers: Answers, members: slice) -> Filled:
+    yield places, packed(np.array([answers.listed[quota][members] for quota in quotas]))
 
 
 class Kernel:
-    """Makes rows from answers by a plan. The rows of a chunk are valid until those of the next chunk are made.
-
-    Args:
-        plan: The plan.
-
-    Attributes:
-        plan: As given.
-        everybody: After `fill`, the row of all members of the chunk.
-    """
+    """Makes rows from answers by a plan. The rows of a chunk are valid until the next chunk."""
 
     def __init__(self, plan: PanelPlan) -> None:
         self.plan = plan
@@ -243,15 +218,7 @@ class Kernel:
         return kernel
 
     def answers(self, batch: Any, first: int) -> Answers:
-        """Return the answers of a batch; they are valid until the next batch is read.
-
-        Args:
-            batch: The members.
-            first: The place of the first member in the panel.
-
-        Raises:
-            InvalidRequestError: A value is not valid for its column; the text names the column and the row.
-        """
+        """Return the answers of a batch; they are valid until the next batch is read."""
         columns, source = self.plan.columns, self.plan.source
         codes = self._rooms.codes.rows(len(self._places), len(batch))
         looked_up: dict[int, NDArray[np.intp]] = {}
@@ -288,7 +255,6 @@ class Kernel:
         return reader
 
     def fill(self, answers: Answers, members: slice) -> None:
-        """Make the rows of a chunk: some members of a batch."""
         count = members.stop - members.start
         words = -(-count // _WORD)
         # One block of memory: the rows of the plan, and three areas for temporary rows.
@@ -301,7 +267,7 @@ class Kernel:
         self.everybody = packed(np.ones((1, count), dtype=bool))[0]
         rows[1] = self.everybody
         for filler in self._fillers:
-            for places, filled in filler.rows(answers, members):
+            for places, filled in filler(answers, members):
                 rows[places] = filled
         for op, first, operands in self.plan.steps:
             _combine(_UFUNCS[op], rows, operands, rows[first : first + len(operands[0])], self._some)
@@ -336,18 +302,18 @@ class Kernel:
         compared = [
             (name.how, self._places[name.of], name.what, place) for name, place in given if name.how in _COMPARE
         ]
-        yield _Compared(compared)
+        yield _Compared(compared).rows
         others = [each for each in given if each[0].how not in _COMPARE]
         for (how, question_id), group in groupby(others, key=lambda each: (each[0].how, each[0].of)):
             names, places = zip(*group, strict=True)
             of, at = [name.what for name in names], np.array(places, dtype=np.intp)
             if how in {"has", "untaken"}:
-                yield _Among(how, question_id, of, at)
+                yield _Among(how, question_id, of, at).rows
             elif how == "in":
                 size = len(self.plan.source.classes[question_id])
-                yield _LookedUp(question_id, self._places.get(question_id), of, size, at)
+                yield _LookedUp(question_id, self._places.get(question_id), of, size, at).rows
             else:
-                yield _OnDevice(of, at) if how == "device" else _ListFilling(of, at)
+                yield partial(_on_device if how == "device" else _listed, of, at)
 
 
 class _Room:
@@ -399,13 +365,7 @@ def _combine(
 ) -> None:
     """Combine rows, for many results at once: all first operands, then the second operands, and so on.
 
-    Args:
-        op: How rows are combined.
-        rows: The rows.
-        operands: The places of the first operand of each result, of the second operand, and so on; see
-            `Step.operands`.
-        out: Where the results are written.
-        some: Memory for as many rows.
+    `some` is memory for as many rows as `out`, where the results are written; see `Step.operands`.
     """
     # "clip" is about speed: the places are always in bounds, and with the default, "raise", numpy would make a
     # copy of the result first.

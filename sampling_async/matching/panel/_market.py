@@ -32,30 +32,20 @@ _MOST: Final = 2**40
 
 @frozen(eq=False)
 class Market:
-    """The quotas of an allocation, in the order of a `Source`.
+    """The quotas of an allocation, in the order of a `CompactInventory`."""
 
-    Attributes:
-        values: What an invite is worth, 0 or more.
-        rooms: How many invites each quota can use.
-        surveys: The number of each quota's survey, from 0 on.
-        survey_rooms: How many invites each survey can use, by its number.
-        prices: The least value of an invite: what a place in the quota and in the survey costs.
-        reach: The share of the members who fit that become candidates.
-    """
-
-    values: NDArray[np.float64]
-    rooms: NDArray[np.int64]
-    surveys: NDArray[np.int64]
-    survey_rooms: NDArray[np.int64]
-    prices: NDArray[np.float64]
-    reach: NDArray[np.float64]
+    values: NDArray[np.float64]  # what an invite is worth, 0 or more
+    rooms: NDArray[np.int64]  # how many invites each quota can use
+    surveys: NDArray[np.int64]  # the number of each quota's survey, from 0 on
+    survey_rooms: NDArray[np.int64]  # how many invites each survey can use, by its number
+    prices: NDArray[np.float64]  # what a place in the quota and in the survey costs
+    reach: NDArray[np.float64]  # the share of the members who fit that become candidates
 
     def order(self) -> NDArray[np.intp]:
         """Return the quotas by what an invite brings beyond its price, the most first."""
         return np.argsort(self.prices - self.values, kind="stable")
 
     def arranged(self, order: NDArray[np.intp]) -> Market:
-        """Return the quotas in another order."""
         return evolve(
             self,
             values=self.values[order],
@@ -68,12 +58,9 @@ class Market:
 
 @frozen
 class Terms:
-    """The rooms and values of an allocation.
+    """The rooms and values of an allocation: how many invites a quota and a survey can use, and their worth.
 
-    Attributes:
-        rooms: How many invites each quota can use, by its ID.
-        values: What an invite is worth, by quota ID.
-        survey_rooms: How many invites each survey can use, by its ID; those without a cap are missing.
+    All are by ID. Surveys without a cap are missing.
     """
 
     rooms: Mapping[int, int]
@@ -82,13 +69,6 @@ class Terms:
 
 
 def terms_of(market: Market, quota_ids: Sequence[int], survey_ids: Sequence[int]) -> Terms:
-    """Return a market by quotas and surveys.
-
-    Args:
-        market: The market.
-        quota_ids: The quotas in its order.
-        survey_ids: The survey of each.
-    """
     capped = {
         survey_id: room
         for survey_id, number in zip(survey_ids, market.surveys.tolist(), strict=True)
@@ -107,11 +87,7 @@ def market_of(
     rates: Rates,
     overshoot: float,
 ) -> Market:
-    """Return the market of some quotas; see `Allocate` for the arguments.
-
-    Raises:
-        InvalidRequestError: A value, room or rate is out of range or not a finite number; the text names it.
-    """
+    """Return the market of some quotas; see `Allocate` for the arguments."""
     count = len(targets)
     values, rooms = np.zeros(count), np.zeros(count, dtype=np.int64)
     numbers: dict[int, int] = {}
@@ -150,7 +126,6 @@ def _value(value: Value, survey: Survey, quota: Quota) -> float:
 
 
 def _share(rates: Rates, survey: Survey, quota: Quota) -> float:
-    """Return the share of invites that end in a complete, as far as it is known."""
     rate = rates.get(quota.quota_id, 1.0) if isinstance(rates, Mapping) else rates
     if not 0 < _number(rate, f"rate of quota {quota.quota_id}") <= 1:
         raise InvalidRequestError(f"the rate of quota {quota.quota_id} must be above 0 and at most 1: {rate!r}")

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from sampling_async.matching.panel._arrow import BatchReader
+    from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._plan import PanelColumns
-    from sampling_async.matching.panel._worker import Piece
+    from sampling_async.matching.panel._workers import Piece
 
 Output: TypeAlias = Counts | TopK | Sample | Allocate
 """Counts of members for each quota, the best quotas of each member, some members of each quota, or quotas for
@@ -34,12 +35,10 @@ each member that do not get more members than they can use."""
 
 
 def name_of(output: object) -> str:
-    """Return the name of an output, as users write it."""
     return Allocate.__name__ if isinstance(output, Candidates | PriceSample) else type(output).__name__
 
 
 def needs_codes(output: object) -> bool:
-    """Return whether an output contains member codes, so that the panel must have them."""
     return not isinstance(output, Counts)
 
 
@@ -101,7 +100,6 @@ class PanelMatcher:
         self._source = source
         self._kernels = _Kernels(source)
         self._kept: _OfSchema[tuple[list[int], bool]] = _OfSchema()
-        self._read: _OfSchema[PanelColumns] = _OfSchema()
 
     def terms(self) -> Terms:
         """Return the rooms and values of an `Allocate`.
@@ -155,10 +153,8 @@ class PanelMatcher:
         Args:
             stream: Any object with the Arrow C stream interface: a `pyarrow` table or reader, a Polars or
                 pandas data frame, a DuckDB relation. Or an iterator of record batches.
-            workers: How many processes match the panel, including this one. Others are started only if the
-                panel is large enough. The main module of the program must then do its work under
-                `if __name__ == "__main__":`. The processes end with the run; pass `Workers` to keep them for
-                the next one.
+            workers: How many processes match the panel, including this one; see `Workers`. The main module of
+                the program must then do its work under `if __name__ == "__main__":`.
 
         Raises:
             InvalidRequestError: While the result is read: `stream` is not such a stream, or a value is not
@@ -175,14 +171,10 @@ class PanelMatcher:
         return reader
 
     def learn(self, stream: Any, *, workers: int | Workers = 1) -> PanelMatcher:
-        """Return a matcher that allocates with prices derived from a panel; see `Allocate`.
+        """Return a matcher that allocates with prices derived from a panel, read to its end; see `Allocate`.
 
         `run` does this by itself. Call it if the panel can be read only once, with another part of your members
-        that is like the panel, or to use the same prices for several runs.
-
-        Args:
-            stream: The panel, as for `run`. It is read to its end.
-            workers: As for `run`.
+        that is like the panel, or to use the same prices for several runs. The arguments are those of `run`.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`; or as `run`.
@@ -192,12 +184,10 @@ class PanelMatcher:
     def allocate(self, candidates: Any) -> BatchReader:
         """Allocate among given candidates: found by your rules or model, or by `TopK`.
 
-        The panel is not matched. So the lists should be long, about eight candidates for each quota that a
-        member gets, and not the same for all members. Quotas that the index does not have are passed over.
-
-        Args:
-            candidates: An Arrow stream with the columns of `TopK`, and perhaps `invites_left` and the weights.
-                It is read twice, unless the output has prices.
+        They are an Arrow stream with the columns of `TopK`, and perhaps `invites_left` and the weights, which
+        is read twice, unless the output has prices. The panel is not matched. So the lists should be long,
+        about eight candidates for each quota that a member gets, and not the same for all members. Quotas that
+        the index does not have are passed over.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`; or, while the result is read, the candidates can
@@ -227,11 +217,8 @@ class PanelMatcher:
     def learned(self, parts: Any) -> PanelMatcher:
         """Return a matcher with prices derived from a panel, given the outputs of `learning` of all parts.
 
-        Args:
-            parts: As for `merged`.
-
         Raises:
-            InvalidRequestError: The output is not `Allocate`.
+            InvalidRequestError: The output is not `Allocate`; or as `merged`.
         """
         output = self._allocation().with_prices_of(self.learning().merged(parts), self._source)
         return self._for(output, self._source.ranked_by(output.priced(self._source)))
@@ -251,12 +238,10 @@ class PanelMatcher:
     def map_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Match a part of a panel that an engine divides; yield the output of this part as record batches.
 
-        For the counts, the samples or the allocation of the whole panel, combine the outputs of its parts with
-        `merged`. For an allocation, derive the prices first: combine the outputs of `learning().map_batches`
-        with `learned`, which returns the matcher for the second step.
-
-        Args:
-            batches: The record batches of the part, or an Arrow stream.
+        The part is its record batches, or an Arrow stream. For the counts, the samples or the allocation of the
+        whole panel, combine the outputs of its parts with `merged`. For an allocation, derive the prices first:
+        combine the outputs of `learning().map_batches` with `learned`, which returns the matcher for the second
+        step.
 
         Raises:
             InvalidRequestError: An allocation has no prices yet; or, while the output is read, as `run`.
@@ -267,7 +252,7 @@ class PanelMatcher:
             return self._for(self._of_parts, self._source).map_batches(batches)
         # A table can be iterated too, but by its columns.
         stream = batches if hasattr(batches, "__arrow_c_stream__") else iter(batches)
-        return self._matched(self._pieces(batches_of(stream)))
+        return self._matched_by(Workers(1), batches_of(stream))
 
     def _pieces(self, batches: Iterable[Any]) -> Iterator[Piece]:
         """Yield batches of a good size, each with the place of its first member."""
@@ -279,48 +264,24 @@ class PanelMatcher:
         if not isinstance(self.output, PriceSample):  # then the panel is read once more
             odd.log()
 
-    def _matched(self, pieces: Iterable[Piece]) -> Iterator[Any]:
-        kernel: Kernel | None = None
-        collector = self.output.collector(self._source)
-        for first, batch in pieces:
-            columns = self._read.found(batch.schema, self._columns)
-            # Another kernel only if the columns change within the panel.
-            if kernel is None or kernel.plan.columns != columns:
-                kernel = self._kernels.lend(columns)
-            ready = collector.begin(batch, first)
-            answers = kernel.answers(ready, first)
-            for members in _chunks(len(ready)):
-                kernel.fill(answers, members)
-                made = collector.add(kernel, members)
-                if made is not None:
-                    yield made
-        if kernel is not None:
-            self._kernels.take_back(kernel)
-        made = collector.end()
-        if made is not None:
-            yield made
+    def _share(self) -> _PanelShare:
+        return _PanelShare(self.output.collector(self._source), self._kernels)
 
     def _matched_by(self, workers: Workers, batches: Iterable[Any]) -> Iterator[Any]:
         """Match with one process or several, and merge the outputs that are not final."""
         parts: list[Any] = []
-        for is_part, made in matched_by(workers, self._matched, self._pieces(batches), self._planned):
+        for is_part, made in matched_by(workers, self._share, self._pieces(batches), self._kernels.plan):
             if is_part:
                 parts.append(made)
             else:
                 yield made
-        if parts:
-            yield from self.merged(parts).to_batches()
-
-    def _planned(self, batch: Any) -> Kernel:
-        """Make the plan for a panel in this process, so that the others need not make it again."""
-        return self._kernels.plan(self._read.found(batch.schema, self._columns))
+        yield from self.merged(parts).to_batches() if len(parts) > 1 else parts
 
     def merged(self, parts: Any) -> Any:
-        """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of its parts.
+        """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of all its parts.
 
-        Args:
-            parts: The outputs of all parts: an Arrow stream, or record batches. Quotas that this matcher does
-                not have, because they have closed since, are passed over.
+        These are an Arrow stream, or record batches. Quotas that this matcher does not have, because they have
+        closed since, are passed over.
 
         Raises:
             InvalidRequestError: These are parts of another output.
@@ -341,10 +302,7 @@ class PanelMatcher:
         return made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
 
     def requests(self, stream: Any) -> Iterator[InviteRequest]:
-        """Yield requests for `client.fan_out`: the best quotas of each member that matches any quota.
-
-        Args:
-            stream: The panel, as for `run`.
+        """Yield requests for `client.fan_out`: the best quotas of each member of a panel that matches any.
 
         Raises:
             InvalidRequestError: The output is neither `TopK` nor `Allocate`; or as `run`.
@@ -380,9 +338,6 @@ class PanelMatcher:
         places = [at for at, name in enumerate(schema.names) if name in names]
         return places, all(is_settled(schema.field(at).type) for at in places)
 
-    def _columns(self, schema: Any) -> PanelColumns:
-        return columns_of(schema, self._source)
-
 
 class _OfSchema(Generic[T]):
     """A cache for the last schema: most batches have the same schema, and to look at one is slow."""
@@ -404,14 +359,16 @@ class _Kernels:
 
     def __init__(self, source: CompactInventory) -> None:
         self._source = source
+        self._columns: _OfSchema[PanelColumns] = _OfSchema()
         self._planned: dict[PanelColumns, Kernel] = {}
         self._idle: list[Kernel] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_idle": []}
 
-    def plan(self, columns: PanelColumns) -> Kernel:
-        """Return the kernel for some columns, copied for each run; most panels have the same columns."""
+    def plan(self, batch: Any) -> Kernel:
+        """Return the kernel for batches like this one, copied for each run."""
+        columns = self._columns.found(batch.schema, lambda schema: columns_of(schema, self._source))
         planned = self._planned.get(columns)
         if planned is None:
             planned = Kernel(PanelPlan(self._source, columns))
@@ -420,9 +377,14 @@ class _Kernels:
             self._planned[columns] = planned
         return planned
 
-    def lend(self, columns: PanelColumns) -> Kernel:
-        """Return a kernel that nobody else uses: two threads cannot share the rows of a chunk."""
-        planned = self.plan(columns)
+    def lend(self, batch: Any, used: Kernel | None) -> Kernel:
+        """Return a kernel that nobody else uses: two threads cannot share the rows of a chunk.
+
+        It is the one used for the batch before, unless the columns change within the panel.
+        """
+        planned = self.plan(batch)
+        if used is not None and used.plan is planned.plan:
+            return used
         # Pop first, then look: another thread may take the kernel between a test and a pop.
         with suppress(IndexError):
             idle = self._idle.pop()
@@ -434,6 +396,27 @@ class _Kernels:
         """Keep a kernel for the next run: to allocate its rows anew takes as long as to fill them."""
         if not self._idle:
             self._idle.append(kernel)
+
+
+class _PanelShare:
+    def __init__(self, collector: Collector, kernels: _Kernels) -> None:
+        self._collector, self._kernels = collector, kernels
+        self._kernel: Kernel | None = None
+
+    def add(self, first: int, batch: Any) -> Iterator[Any]:
+        kernel = self._kernel = self._kernels.lend(batch, self._kernel)
+        ready = self._collector.begin(batch, first)
+        answers = kernel.answers(ready, first)
+        for members in _chunks(len(ready)):
+            kernel.fill(answers, members)
+            made = self._collector.add(kernel, members)
+            if made is not None:
+                yield made
+
+    def end(self) -> Any:
+        if self._kernel is not None:
+            self._kernels.take_back(self._kernel)
+        return self._collector.end()
 
 
 def _chunks(count: int) -> Iterator[slice]:

@@ -42,70 +42,38 @@ class Pair(NamedTuple):
 
 
 class FittingClasses(NamedTuple):
-    """The classes of a question that fit, certainly and possibly."""
-
     question_id: int
     classes: Pair
 
 
 class QuotaOfPlan(NamedTuple):
-    """The data of a quota that a plan needs.
-
-    Attributes:
-        quota_id: The quota.
-        wave: The place of its survey and wave.
-        layers: The places of its layers.
-        device_types: The devices it is open to; if empty, all.
-        needs_list: Whether it is only for members on a recontact list.
-    """
-
     quota_id: int
-    wave: int
-    layers: tuple[int, ...]
-    device_types: tuple[int, ...]
-    needs_list: bool
+    wave: int  # the place of its survey and wave
+    layers: tuple[int, ...]  # the places of its layers
+    device_types: tuple[int, ...]  # the devices it is open to; if empty, all
+    needs_list: bool  # whether it is only for members on a recontact list
 
 
 @frozen
 class PanelColumns:
-    """The columns of a panel, of those that an inventory asks for.
+    """The columns of a panel, of those that an inventory asks for."""
 
-    Attributes:
-        questions: Questions with a column.
-        multiple: Questions with a column of lists of answers.
-        has_device: Whether there is a column of device types.
-        has_taken: Whether there is a column of excluded surveys or of participations.
-        has_codes: Whether there is a column of member codes.
-    """
-
-    questions: frozenset[int]
-    multiple: frozenset[int]
+    questions: frozenset[int]  # those with a column
+    multiple: frozenset[int]  # those with a column of lists of answers
     has_device: bool
-    has_taken: bool
+    has_taken: bool  # a column of excluded surveys or of participations
     has_codes: bool
 
 
 class CompactInventory:
     """An inventory in a small form for sending to other processes: with classes instead of conditions.
 
-    Args:
-        compiled: Quotas, best first, each in a pair after the program it was compiled in.
-        kinds: How questions are matched.
-        policy: Rules for the cases that the contract leaves open.
-        lists: The member codes on the recontact lists, by quota ID.
+    `compiled` has the quotas, best first, each in a pair after the program it was compiled in.
 
     Attributes:
-        kinds: As given.
-        policy: As given.
-        lists: As given.
-        classes: The classes of the answers to each question, by question ID.
         layers: For each layer, the places of its sub-quotas, and whether each is full.
-        quota_ids: The ID of each quota, best first.
-        survey_ids: The survey of each quota, in the same order.
-        needed: The completes still wanted of each quota, in the same order.
         of_survey: The places of a survey's waves, by survey ID.
         excluding: The places of the waves that exclude a participation, by its survey, wave and status.
-        market: What an allocation knows of the quotas, in the same order; None for other outputs.
     """
 
     def __init__(
@@ -169,7 +137,6 @@ class CompactInventory:
         return source
 
     def quotas(self) -> list[QuotaOfPlan]:
-        """Return the quotas, best first."""
         return list(map(QuotaOfPlan._make, self._quotas))
 
     def sub_quotas(self) -> list[tuple[FittingClasses, ...]]:
@@ -212,37 +179,19 @@ def _classes(
 
 
 class Block(NamedTuple):
-    """Some quotas of adjacent ranks, made together; the quotas with most rows to combine come first.
+    """Some quotas of adjacent ranks, made together; the quotas with most rows to combine come first."""
 
-    Attributes:
-        quotas: The quotas, by their places in the source.
-        possible: The rows whose intersection is the members who may match: the first row of each quota, then
-            the second rows, and so on, as `by_turn` returns them.
-        unsure: Quotas that a member may match without certainly matching, by their places in `quotas`.
-        certain: Further rows, in the same form: their intersection with the possible members of the unsure
-            quotas is the members who certainly match.
-    """
-
-    quotas: NDArray[np.intp]
-    possible: list[NDArray[np.intp]]
-    unsure: NDArray[np.intp]
-    certain: list[NDArray[np.intp]]
+    quotas: NDArray[np.intp]  # by their places in the source
+    possible: list[NDArray[np.intp]]  # their intersection is the members who may match; see `by_turn`
+    unsure: NDArray[np.intp]  # those that a member may match uncertainly, by their places in `quotas`
+    certain: list[NDArray[np.intp]]  # with the possible rows, their intersection is those who certainly match
 
 
 class PanelPlan:
     """The plan for panels with the same columns.
 
-    Args:
-        source: The inventory.
-        columns: The columns of the panels.
-
-    Attributes:
-        source: As given.
-        columns: As given.
-        given: The rows to fill, which are the first ones: "nothing", "everything", and then `InputRow`.
-        steps: The steps that make all other rows from these.
-        count: How many rows there are.
-        blocks: The quotas, best first.
+    `given` are the rows to fill, which are the first ones: "nothing", "everything", and then `InputRow`.
+    `steps` make all others from them.
     """
 
     def __init__(self, source: CompactInventory, columns: PanelColumns) -> None:

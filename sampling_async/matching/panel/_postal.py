@@ -72,35 +72,17 @@ class _Table:
 
 
 class _OfLength(NamedTuple):
-    """The prefixes of one length.
-
-    Attributes:
-        mask: The bits of the letters up to this length.
-        table: The class of each prefix, by its packed letters.
-    """
-
-    mask: np.uint64
-    table: _Table
+    mask: np.uint64  # the bits of the letters up to this length
+    table: _Table  # the class of each prefix, by its packed letters
 
 
 class Beginnings:
-    """The prefixes that a question about postal codes asks for.
-
-    Args:
-        classes: The classes of the question's answers.
-    """
-
     def __init__(self, classes: Classes) -> None:
         self._classes = classes
         self._are_long = max(map(len, map(str, classes.of)), default=0) > _PACKED
         self._by_length = list(_by_length(classes.of))
 
     def numbers(self, words: Any) -> NDArray[np.intp]:
-        """Return the classes of texts.
-
-        Raises:
-            UnicodeDecodeError: A text is not UTF-8.
-        """
         codes, others = _plain(pc.fill_null(words, "") if words.null_count else words)
         numbers = np.full(len(codes), OTHER, dtype=np.intp)
         packed = _packed(codes)
@@ -137,17 +119,9 @@ def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
 
 
 class _Others(NamedTuple):
-    """The codes of a column that are not only ASCII letters and digits.
-
-    Attributes:
-        words: The distinct codes, as they count.
-        places: The places of the column that hold one.
-        which: For each of these places, which word it is.
-    """
-
-    words: list[str]
-    places: NDArray[np.intp]
-    which: NDArray[np.intp]
+    words: list[str]  # the distinct codes, as they count
+    places: NDArray[np.intp]  # the places of the column that hold one
+    which: NDArray[np.intp]  # for each of these places, which word it is
 
 
 def _plain(words: Any) -> tuple[Any, _Others | None]:
@@ -204,23 +178,13 @@ _FINE[[ord(each) for each in " -0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijkl
 
 
 class OddCodes:
-    """Counts the cells of a panel that no list of postal codes can contain, because of a character in them.
-
-    Args:
-        question_ids: The questions about postal codes.
-    """
+    """Counts the cells of a panel that no list of postal codes can contain, because of a character in them."""
 
     def __init__(self, question_ids: Iterable[int]) -> None:
         self._names = [str(id_) for id_ in question_ids]
         self._count = self._first = 0
 
     def look(self, batch: Any, first: int) -> None:
-        """Look at the members of a batch.
-
-        Args:
-            batch: The members.
-            first: The place of the first member in the panel.
-        """
         for name in self._names:
             if name in batch.schema.names:
                 self._look(batch.column(name), first)
@@ -240,7 +204,6 @@ class OddCodes:
                 self._count += len(odd)
 
     def log(self) -> None:
-        """Log how many there were, if there were any."""
         if self._count:
             _LOG.warning(
                 "%s postal codes of the panel hold something else than letters and digits, so no list can "

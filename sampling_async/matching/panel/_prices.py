@@ -47,23 +47,12 @@ def chances(members: NDArray[np.uint64], quotas: NDArray[np.uint64]) -> NDArray[
 
 
 def best_of_each(
-    members: NDArray[np.intp],
-    surveys: NDArray[np.int64],
-    gains: NDArray[np.float64],
-    most: NDArray[np.int64],
+    members: NDArray[np.intp], surveys: NDArray[np.int64], gains: NDArray[np.float64], most: NDArray[np.int64]
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the pairs that each member would take: those that gain most, one of each survey, at most `most`.
 
-    It may be fewer, if a member's best pairs are many of the same survey.
-
-    Args:
-        members: The member of each pair, from 0 on.
-        surveys: The survey of each pair, from 0 on.
-        gains: What each pair brings. One that brings nothing is not taken.
-        most: How many pairs each member may take.
-
-    Returns:
-        The pairs, and for each member the gain of the next best one, 0 if there is none.
+    It may be fewer, if a member's best pairs are many of the same survey. Also return the gain of each member's
+    next best pair, 0 if there is none.
     """
     pairs = np.flatnonzero(gains > 0)
     pairs = pairs[np.lexsort((-gains[pairs], members[pairs]))]
@@ -86,7 +75,6 @@ def columns_read(weight: str | None) -> frozenset[str]:
 
 
 def limits(batch: Any, per_member: int, first: int) -> Any:
-    """Return how many invites each member may get."""
     if INVITES_LEFT not in batch.schema.names:
         return arrow(np.full(len(batch), per_member, dtype=np.int64))
     left, is_known = numbers(batch.column(INVITES_LEFT), INVITES_LEFT, first)
@@ -94,7 +82,6 @@ def limits(batch: Any, per_member: int, first: int) -> Any:
 
 
 def weights(batch: Any, name: str | None, first: int) -> Any:
-    """Return what each member's value is multiplied by."""
     if name is None:
         return pa.array(np.ones(len(batch)))
     if name not in batch.schema.names:
@@ -150,13 +137,7 @@ _LAST: Final = np.iinfo(np.uint64).max
 class PriceSample:
     """An output: a sample of the members, each with all quotas that fit, from which prices are derived.
 
-    The members with the lowest hashes of their codes are drawn. So the sample does not depend on how the panel
-    is divided.
-
-    Attributes:
-        per_member: How many quotas of a member at most.
-        weight: The column with the weights of members, if there is one.
-        seed: Another seed draws other members.
+    The members with the lowest hashes of their codes are drawn, however the panel is divided.
     """
 
     per_member: int
@@ -180,15 +161,12 @@ class PriceSample:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of the panel that only an allocation reads."""
         return columns_read(self.weight)
 
     def collector(self, source: CompactInventory) -> Collector:
-        """Return a collector that draws members."""
         return _SampleDraw(self, source)
 
     def of_candidates(self, batches: Iterable[Any], source: CompactInventory) -> Any:
-        """Return a sample of members whose quotas are known already."""
         drawing, first = _SampleDraw(self, source), 0
         for batch in batches:
             drawing.add_candidates(batch, first)
@@ -196,11 +174,6 @@ class PriceSample:
         return pa.Table.from_batches([drawing.end()])
 
     def merged(self, table: Any, source: CompactInventory) -> Any:
-        """Return the sample of a whole panel, given the samples of its parts.
-
-        Raises:
-            InvalidRequestError: A part was made for other quotas.
-        """
         if not len(table):
             return table
         if (table.column("quotas").to_numpy() != _digest_of(source)).any():
@@ -287,19 +260,12 @@ def _digest_of(source: CompactInventory) -> int:
 
 
 def prices_of(source: CompactInventory, sample: Any, possible: float, depth: float) -> Prices:
-    """Return the prices at which supply and demand meet, by a sample of the panel.
+    """Return the prices at which supply and demand meet, by a merged sample of the panel.
 
     Prices begin at 0. In each round, each member of the sample takes the quotas that bring most beyond their
     price. Where more is taken than there is room, the price rises; where less, it falls; the steps become
-    smaller. This is a subgradient ascent of the dual of the assignment problem, and prices from a sample are
-    nearly as good as those of the whole panel: S. Agrawal, Z. Wang, Y. Ye, "A Dynamic Near-Optimal Algorithm
-    for Online Linear Programming", Operations Research 62(4), 2014.
-
-    Args:
-        source: The inventory, with its market.
-        sample: The merged output of `PriceSample`.
-        possible: What a possible match is worth beside a certain one.
-        depth: How many candidates of a member there should be on average, at most.
+    smaller. See `Allocate` for the method. `depth` is how many candidates of a member there should be on
+    average, at most.
     """
     market = source.market
     assert market is not None

@@ -60,15 +60,11 @@ class _Made(NamedTuple):
 class Step(NamedTuple):
     """Rows made by the same operation, at consecutive places.
 
-    Attributes:
-        op: The operation.
-        first: The place of the first row made.
-        operands: The places of all first operands, then of all second operands, and so on. Rows with most
-            operands come first; see `by_turn`.
+    `operands` has the places of all first operands, then of all second operands, and so on, see `by_turn`.
     """
 
     op: Op
-    first: int
+    first: int  # the place of the first row made
     operands: list[NDArray[np.intp]]
 
 
@@ -83,11 +79,9 @@ class SymbolicRows:
         self.everything = self.given("everything")
 
     def given(self, name: Hashable) -> Row:
-        """Return the row with a name, which is filled from outside."""
         return Row(self, self._place(name, _Made(None, ())))
 
     def combined(self, op: Op, rows: Iterable[Row]) -> Row:
-        """Return the combination of rows."""
         operands = self.operands(op, rows)
         if len(operands) == 1:
             return Row(self, operands[0])
@@ -125,15 +119,6 @@ class SymbolicRows:
 
 
 class Arranged:
-    """Rows in the order in which they are made.
-
-    Attributes:
-        places: The place of each needed row, by its number.
-        given: The names of the rows filled from outside, which come first, in the order they were named.
-        steps: The steps that make the other rows.
-        count: How many rows there are.
-    """
-
     def __init__(self, made: Sequence[_Made], names: Sequence[Hashable], wanted: set[int]) -> None:
         needed = {0, 1} | wanted
         # Operands have lower numbers than the row made from them, so one pass from the last row on finds all.

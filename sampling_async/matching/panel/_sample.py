@@ -88,19 +88,10 @@ def _within(
     lengths: NDArray[np.intp],
     size: int,
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the members set in rows, within a range of members for each row.
+    """Return the row and the member of each bit in some rows (`which`), within a range of members.
 
-    A range may reach around: after the last member comes member 0.
-
-    Args:
-        rows: The rows.
-        which: The rows to look at, by their places.
-        starts: For each row in `rows`, the first member of its range.
-        lengths: For each row in `rows`, how many members its range has.
-        size: How many members a row has.
-
-    Returns:
-        The row and the member of each bit found.
+    For each of `rows` it begins at `starts` and has `lengths` members. It may reach around: after the last of
+    `size` members comes member 0.
     """
     # Split a range that reaches around into two: from its start to the last member, and from member 0 on.
     ends = starts[which] + lengths[which]
@@ -127,12 +118,7 @@ def hashed(texts: Iterable[str], seed: int) -> NDArray[np.uint64]:
 
 
 class _Drawn:
-    """The members of each quota drawn so far, either of the certain members or of the others.
-
-    Attributes:
-        priorities: For each quota, the lowest priorities in ascending order; `_LAST` marks an unused place.
-        codes: The codes of the members with these priorities.
-    """
+    """The members of each quota with the lowest priorities so far, ascending; `_LAST` is an unused place."""
 
     def __init__(self, quotas: int, per_quota: int) -> None:
         self.priorities = np.full((quotas, per_quota), _LAST, dtype=np.uint64)

@@ -169,11 +169,7 @@ class _Choosing:
                 self._untaken[survey] ^= rows[at]
 
     def _batch(
-        self,
-        members: slice,
-        chosen: list[Pairs],
-        had: NDArray[np.int64],
-        certain: NDArray[np.int64],
+        self, members: slice, chosen: list[Pairs], had: NDArray[np.int64], certain: NDArray[np.int64]
     ) -> Any:
         n = self._output.n
         quota = np.concatenate([quota for quota, _ in chosen]) if chosen else np.zeros(0, dtype=np.intp)
@@ -201,11 +197,7 @@ def ranked_pairs(
 ) -> Pairs:
     """Return the pairs of some quotas and their members in the order of rank.
 
-    Args:
-        quotas: The quotas of a block.
-        rows: The members of each.
-        has_room: The members who need more quotas.
-        leave_out: Removes members from rows, given the quotas of the rows.
+    Members without `has_room` need no more quotas. `leave_out` removes members from rows, given their quotas.
     """
     order = np.argsort(quotas)
     # Drop the members with enough quotas, and then the quotas without members.
