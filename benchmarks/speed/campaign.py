@@ -36,7 +36,7 @@ _MOST: Final = 1.8
 """Times a plain fan-out."""
 
 NOTE: Final = (
-    f"Each member has {IDS} planned pairs, all of which are invited, and no two members share a quota. The ledger "
+    f"Each member has {IDS} planned pairs, all of which are invited; no two members share a quota. The ledger "
     "is in the folder for temporary files. Planning is not part of this: see the page of campaigns."
 )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from attrs import define, field
 
+from sampling_async._json.codec import plain_json
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import SharedRun, in_thread
 from sampling_async.campaign._ledger_file import DueMember, LedgerError, Notes
@@ -97,7 +98,7 @@ class LedgerRecord:
         """Note that a chunk will be sent, once `written()` has returned. Return its number."""
         self.requests += 1
         member = self._members[chunk.member_code]
-        self._notes.sent.append((self.requests, member.id, json.dumps(chunk.quota_ids)))
+        self._notes.sent.append((self.requests, member.id, plain_json(chunk.quota_ids).decode()))
         self._noted += 1
         self._sent_at[self.requests] = self._clock()
         return self.requests

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import anyio
 
 from sampling_async import InvalidRequestError, InviteRequest
+from sampling_async._bulk.inputs import PromptItems
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.requests import request_of
 from sampling_async.campaign._book import Book
 from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import InvitePace, Limits
@@ -19,7 +22,7 @@ from sampling_async.campaign._record import LedgerRecord
 from sampling_async.campaign._summing import Moments, WaitLog, summary_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from sampling_async import InviteOutcome, SamplingClient
@@ -121,7 +124,7 @@ class CampaignRun:
             self._record = LedgerRecord(
                 self._ledger, Moments(self._number), self._book, self._wall_clock, self._clock, *self._before
             )
-            self._stream = self._client.fan_out(self._requests(), journal=self._record)
+            self._stream = self._client.fan_out(_DueRequests(self), journal=self._record)
             await self._blocks.enter_async_context(self._stream)
             await self._blocks.enter_async_context(self._watching)
         except BaseException:
@@ -211,19 +214,7 @@ class CampaignRun:
 
     # --- What is requested
 
-    async def _requests(self) -> AsyncGenerator[InviteRequest, None]:
-        while (turn := await self._next_turn()) is not None:
-            after = 0
-            while members := await in_thread(self._ledger.window, turn, after, self._wall_clock(), _WINDOW):
-                after = members[-1].id
-                for member in members:
-                    request = await self._request(member)
-                    if request is not None:
-                        yield request
-                    elif self._must_stop():
-                        return
-
-    async def _next_turn(self) -> int | None:
+    async def next_turn(self) -> int | None:
         """Wait until nothing is in flight, and return the turn of the next members; None if none is left."""
         while True:
             while self._record.members and not self._must_stop():
@@ -241,39 +232,51 @@ class CampaignRun:
             else:
                 await self._wait(None, due - now)
 
-    async def _request(self, member: DueMember) -> InviteRequest | None:
-        """Return the request for a member, as soon as the limits let it; None if nothing is left for it."""
-        most = await self._allowed(member)
-        if not most:
-            return None
-        # Now, and not before the wait: quotas may have closed meanwhile.
-        ready = self._book.ready(member, most)
-        self._record.note_ready(member, ready)
-        return InviteRequest(member.code, ready.quota_ids) if ready.quota_ids else None
+    async def window(self, turn: int, after: int) -> list[DueMember]:
+        """Return the next members of a turn, behind that of a number."""
+        return await in_thread(self._ledger.window, turn, after, self._wall_clock(), _WINDOW)
 
-    async def _allowed(self, member: DueMember) -> int:
-        """Wait until the limits allow a request for a member. Return for how many pairs; 0 if never."""
+    def request(self, member: DueMember) -> InviteRequest | None:
+        """Return the request for a member, which the limits allow now; None if nothing is left for it."""
+        ready = self._book.ready(member, self._left(member))
+        self._record.note_ready(member, ready)
+        return request_of(member.code, ready.quota_ids) if ready.quota_ids else None
+
+    def allows(self, member: DueMember) -> bool:
+        """Return whether the limits allow a request for a member now."""
+        return not self._must_stop() and self._obstacle(member) is None
+
+    async def allowed(self, member: DueMember) -> bool:
+        """Wait until the limits allow a request for a member. Return False if they never will."""
         while not self._must_stop():
-            limits, now = self.limits, self._wall_clock()
-            if limits.paused:
-                await self._wait("paused")
-            elif limits.hours is not None and limits.seconds_closed(now):
-                await self._wait("hours")
-            elif limits.concurrency is not None and self._record.members >= limits.concurrency:
-                await self._record.changed.wait()
-            elif limits.invites_per_minute is not None and not self._pace.has_token(
-                self._clock(), self._book.committed, limits.invites_per_minute
-            ):
-                await self._wait("rate")
-            elif most := self._left(member):
-                self.waiting_for = None
-                return most
-            elif self._book.asked:
-                # What is in flight may be refused, and leave some of the cap.
-                await self._record.changed.wait()
-            else:
-                self.stop(self._cap())
-        return 0
+            match self._obstacle(member):
+                case None:
+                    self.waiting_for = None
+                    return True
+                case "concurrency":
+                    await self._record.changed.wait()
+                case "cap" if self._book.asked:
+                    # What is in flight may be refused, and leave some of the cap.
+                    await self._record.changed.wait()
+                case "cap":
+                    self.stop(self._cap())
+                case "paused" | "hours" | "rate" as kind:
+                    await self._wait(kind)
+        return False
+
+    def _obstacle(self, member: DueMember) -> Literal["paused", "hours", "concurrency", "rate", "cap"] | None:
+        """Return which limit a request for a member has to wait for now."""
+        limits = self.limits
+        if limits.paused:
+            return "paused"
+        if limits.hours is not None and limits.seconds_closed(self._wall_clock()):
+            return "hours"
+        if limits.concurrency is not None and self._record.members >= limits.concurrency:
+            return "concurrency"
+        rate = limits.invites_per_minute
+        if rate is not None and not self._pace.has_token(self._clock(), self._book.committed, rate):
+            return "rate"
+        return None if self._left(member) else "cap"
 
     def _must_stop(self) -> bool:
         if self._record.stop is not None:
@@ -337,6 +340,43 @@ class CampaignRun:
         wait = self._waits.extend(kind, began, self._wall_clock())
         if wait.ended - wait.began >= 1:
             self._record.note_wait(wait.number, kind, wait.began, wait.ended)
+
+
+class _DueRequests(PromptItems[InviteRequest]):
+    """The requests of a run, turn by turn. What the limits allow now needs no wait."""
+
+    def __init__(self, run: CampaignRun) -> None:
+        self._run = run
+        self._members: deque[DueMember] = deque()  # the next ones of this turn
+        self._turn: int | None = None
+        self._after = 0
+
+    def __next__(self) -> InviteRequest:
+        while self._members and self._run.allows(self._members[0]):
+            request = self._run.request(self._members.popleft())
+            if request is not None:
+                return request
+        raise StopIteration
+
+    async def __anext__(self) -> InviteRequest:
+        while True:
+            for request in self:
+                return request
+            if not await (self._run.allowed(self._members[0]) if self._members else self._read_on()):
+                raise StopAsyncIteration
+
+    async def _read_on(self) -> bool:
+        """Read the next members, of this turn or the next one. Return False if there are none."""
+        while True:
+            if self._turn is None:
+                self._turn, self._after = await self._run.next_turn(), 0
+                if self._turn is None:
+                    return False
+            if some := await self._run.window(self._turn, self._after):
+                self._after = some[-1].id
+                self._members.extend(some)
+                return True
+            self._turn = None
 
 
 class _Watching(BackgroundService):
