@@ -36,17 +36,13 @@ class HitResponse:
 
 
 class Receiver(Protocol):
-    """What receives hits: an inbox."""
+    """What receives hits: see `Inbox`."""
 
-    def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> HitResponse | None:
-        """Return the response to a hit that is refused without reading its body; None if it is not refused."""
-        ...
+    def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> HitResponse | None: ...
 
     async def receive(
         self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
-    ) -> HitResponse:
-        """Store a hit: it is on the disk when this returns a status of 200."""
-        ...
+    ) -> HitResponse: ...
 
 
 class NotificationsApp:
