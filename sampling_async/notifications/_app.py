@@ -23,8 +23,7 @@ _Send: TypeAlias = Callable[[_Message], Awaitable[None]]
 
 _KINDS: Final = frozenset(Kind)
 _HIDDEN: Final = "hidden"
-_BODY_SECONDS: Final = 30.0
-"""How long a body may take to come, so that slow senders do not pile up."""
+_BODY_SECONDS: Final = 30.0  # how long a body may take to come, so that slow senders do not pile up
 
 
 @frozen
