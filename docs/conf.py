@@ -38,8 +38,8 @@ nitpick_ignore_regex = [
         "py:class",
         r"(CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|Outcome|Output|Panel|Rates|Sleep|Value)",
     ),
-    ("py:class", r"(AnyIterable|IndexSource|Recorder|SubQuotaRule|TruncatedPostal)"),
-    ("py:class", r"sampling_async\..*_\w+\.(\w+\.)?(H|N_co|T|IndexSource|Outcome|Recorder)"),
+    ("py:class", r"(AnyIterable|IndexSource|MemberOptions|Recorder|SubQuotaRule|TruncatedPostal|Unpack)"),
+    ("py:class", r"sampling_async\..*_\w+\.(\w+\.)?(H|N_co|T|IndexSource|MemberOptions|Outcome|Recorder)"),
     ("py:class", "'.*'"),  # values of a Literal
 ]
 default_role = "py:obj"

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("sampling_async.matching")
 _RETRY_SECONDS: Final = 5.0
-_SKEW: Final = timedelta(minutes=5)
-"""How far the clock of the service may be behind this machine's."""
+_SKEW: Final = timedelta(minutes=5)  # how far the clock of the service may be behind this machine's
 
 
 class Following(BackgroundService):

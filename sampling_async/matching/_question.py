@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _MANY: Final = 12
 """From so many quotas on, those of a demand are kept as a set, which is then united faster than a list."""
 
-_LONG: Final = 64
-"""Longer lists of postal codes are not put into a table at once; see `_LongLists`."""
+_LONG: Final = 64  # longer lists of postal codes are not put into a table at once; see `_LongLists`
 
 
 class Layout(NamedTuple):

@@ -23,8 +23,7 @@ _Send: TypeAlias = Callable[[_Message], Awaitable[None]]
 
 _KINDS: Final = frozenset(Kind)
 _HIDDEN: Final = "hidden"
-_BODY_SECONDS: Final = 30.0
-"""How long a body may take to come, so that slow senders do not pile up."""
+_BODY_SECONDS: Final = 30.0  # how long a body may take to come, so that slow senders do not pile up
 
 
 @frozen
@@ -36,17 +35,13 @@ class HitResponse:
 
 
 class Receiver(Protocol):
-    """What receives hits: an inbox."""
+    """What receives hits: see `Inbox`."""
 
-    def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> HitResponse | None:
-        """Return the response to a hit that is refused without reading its body; None if it is not refused."""
-        ...
+    def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> HitResponse | None: ...
 
     async def receive(
         self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
-    ) -> HitResponse:
-        """Store a hit: it is on the disk when this returns a status of 200."""
-        ...
+    ) -> HitResponse: ...
 
 
 class NotificationsApp:

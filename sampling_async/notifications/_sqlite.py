@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 _BUSY_SECONDS: Final = 5.0
 _PAGE: Final = 1_000
-_STEP_SECONDS: Final = 60.0
-"""The largest step of a clock that is corrected in small steps."""
+_STEP_SECONDS: Final = 60.0  # the largest step of a clock that is corrected in small steps
 
 
 class SqliteStore(Store):

@@ -50,11 +50,9 @@ _STRIDES: Final = np.random.default_rng(7).integers(1, 2**63, _MOST_BITS, dtype=
 _DEPTH: Final = 8
 """Candidates of a member for each quota that it gets: the best ones may be full when its turn comes."""
 
-_MEAN_DEPTH: Final = 4
-"""Candidates of the average member for each quota that it gets."""
+_MEAN_DEPTH: Final = 4  # candidates of the average member for each quota that it gets
 
-_AT_ONCE: Final = 16_384
-"""Members whose quotas are chosen together."""
+_AT_ONCE: Final = 16_384  # members whose quotas are chosen together
 
 
 def _share(_: object, attribute: Attribute[Any], value: object) -> None:

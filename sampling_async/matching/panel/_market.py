@@ -26,8 +26,7 @@ Rates: TypeAlias = "Mapping[int, float] | float"
 """The share of invites that members follow: by quota ID, or one number."""
 
 _PERCENT: Final = 100
-_MOST: Final = 2**40
-"""More invites than any panel has members."""
+_MOST: Final = 2**40  # more invites than any panel has members
 
 
 @frozen(eq=False)

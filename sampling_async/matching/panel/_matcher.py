@@ -316,11 +316,6 @@ class PanelMatcher:
                 if quota_ids:
                     yield InviteRequest(code, tuple(quota_ids))
 
-    @property
-    def _names(self) -> frozenset[str]:
-        others = OTHERS if needs_codes(self.output) or self._source.lists else OTHERS - {MEMBER_CODE}
-        return others.union(map(str, self._source.classes), getattr(self.output, "columns", ()))
-
     def _fitted(self, batch: Any) -> Any:
         """Return a batch with only the columns that matter, without string views."""
         places, are_settled = self._kept.found(batch.schema, self._used_columns)
@@ -334,7 +329,8 @@ class PanelMatcher:
                 f"{name_of(self.output)} names members by their codes, but the panel has no column "
                 f"{MEMBER_CODE!r}; it has the columns {', '.join(map(repr, schema.names[:10]))}"
             )
-        names = self._names
+        others = OTHERS if needs_codes(self.output) or self._source.lists else OTHERS - {MEMBER_CODE}
+        names = others.union(map(str, self._source.classes), getattr(self.output, "columns", ()))
         places = [at for at, name in enumerate(schema.names) if name in names]
         return places, all(is_settled(schema.field(at).type) for at in places)
 

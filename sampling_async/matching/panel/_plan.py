@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._market import Market
     from sampling_async.matching.panel._rows import Row
 
-_Place: TypeAlias = tuple[int, int]
-"""The ID of a program, and a place in it."""
+_Place: TypeAlias = tuple[int, int]  # the ID of a program, and a place in it
 
 _LOOKED_UP: Final = 40
 _FILLED: Final = 5

@@ -102,8 +102,7 @@ def weights(batch: Any, name: str | None, first: int) -> Any:
 MEMBERS: Final = 2_048
 """Members in the sample."""
 
-_SLACK: Final = 2.0
-"""Candidates of a quota for each place that it has, at least."""
+_SLACK: Final = 2.0  # candidates of a quota for each place that it has, at least
 
 _HALVINGS: Final = 40
 

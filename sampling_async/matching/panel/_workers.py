@@ -43,8 +43,7 @@ _WORTH: Final = 5
 _AHEAD: Final = 4
 """Pieces for each process that may be ahead of the first unfinished piece; their output is kept."""
 
-_PIECES: Final = 2
-"""Pieces that a worker has at a time: one to match, and one that waits."""
+_PIECES: Final = 2  # pieces that a worker has at a time: one to match, and one that waits
 
 _IN_MEMORY: Final = "/dev/shm"  # noqa: S108  the memory file system of Linux
 _ROOM: Final = 50
