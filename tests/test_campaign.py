@@ -1408,7 +1408,8 @@ anyio.run(main)
 
 @pytest.mark.parametrize("outcomes_before", [1, 40])
 def test_a_killed_process_goes_on_from_its_ledger_and_asks_for_nothing_twice(tmp_path, outcomes_before):
-    sim = Simulator(7, surveys=30, members=60, latency=Latency(a=0.01, b=0.01))
+    sim = Simulator(7, surveys=30, members=60, latency=Latency(a=0.01, workers=3))
+    # Four requests at once for three workers: one is in flight when the outcomes of the others come.
     path = tmp_path / "run.ledger"
     with sim.serve() as url:
         environment = {

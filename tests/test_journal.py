@@ -34,6 +34,7 @@ from sampling_async import (
     InviteRequest,
     Journal,
     JournalError,
+    OutcomeStream,
     RetryPolicy,
     SamplingError,
 )
@@ -124,6 +125,37 @@ async def test_ids_left_over_by_a_run_are_sent_by_the_next(tmp_path):
     assert {outcome.status for outcome in second} <= {"invited", "rejected", "unknown"}
     assert len(second) == 30
     assert set(service.asked.values()) == {1}
+
+
+async def test_outcomes_are_shown_when_they_are_on_disk_and_meanwhile_others_are_sent(tmp_path, monkeypatch):
+    write, second, go_on = JournalFile.write, threading.Event(), threading.Event()
+    commits: list[int] = []
+
+    def slow(file: JournalFile) -> None:
+        commits.append(file.noted)
+        if len(commits) == 2:
+            second.set()
+            go_on.wait(60)
+        write(file)
+
+    monkeypatch.setattr(JournalFile, "write", slow)
+    shown: list[InviteOutcome] = []
+
+    async def show(stream: OutcomeStream) -> None:
+        shown.extend([outcome async for outcome in stream])
+
+    async with doubles.client(Ledger(), max_concurrency=1) as client:
+        requests = [InviteRequest(f"m{number}", [1]) for number in range(2)]
+        async with client.fan_out(requests, journal=tmp_path / "journal") as stream:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(show, stream)
+                await anyio.to_thread.run_sync(second.wait)
+                await anyio.wait_all_tasks_blocked()
+                assert shown == []
+                go_on.set()
+    assert len(shown) == 2
+    # The first request; its outcome together with the second request; the outcome of that.
+    assert commits == [1, 3, 4]
 
 
 async def test_additional_input_is_sent_by_the_next_run(tmp_path):

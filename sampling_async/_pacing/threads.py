@@ -210,10 +210,12 @@ class SharedRun:
             raise copy(failure)
 
     def _begin_soon(self) -> None:
-        # Not at once: all tasks of this round of the loop have noted what they have before it begins.
+        # After two rounds of the loop: all tasks of this one have noted what they have by then, and those that
+        # went on to their next job, what they need for that.
         self._is_busy = True
         loop = asyncio_loop()
-        (call_soon_here() if loop is None else loop.call_soon)(self._begin)
+        soon = call_soon_here() if loop is None else loop.call_soon
+        soon(partial(soon, self._begin))
 
     def _begin(self) -> None:
         waiting, self._waiting = self._waiting, []
