@@ -240,15 +240,6 @@ def stdin_source() -> BinaryIO:
     return source
 
 
-def check_file(path: Path) -> None:
-    """Refuse a path that is not a file; a FIFO counts as a file."""
-    if path.is_dir():
-        raise InvalidRequestError(f"{path} is a folder, not a file")
-    # Not is_file(), which is false for a FIFO.
-    if not path.exists():
-        raise InvalidRequestError(f"{path}: the file does not exist")
-
-
 @define(eq=False)
 class Items(Generic[T]):
     """An async iterator over the items of a source. It opens the source when the first item is requested.
