@@ -67,8 +67,6 @@ _SURVEY_COLUMNS: Final = (
     ("Devices", 6),
     ("Recontact", 5),
 )
-"""Columns of the inventory. On a narrow terminal the highest number is left out first, and 0 never."""
-
 _WORDS: Final = frozenset({"Devices", "Recontact", "last 5 to 10 minutes"})
 _MOMENT: Final = 0.1
 
@@ -165,10 +163,7 @@ def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
 def fitting_table(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, int]], width: int) -> Table:
     """Return a table that leaves out columns where they do not all fit. It never cuts a number.
 
-    Args:
-        rows: The cells.
-        columns: Names, each with a number: the highest number is left out first, 0 never.
-        width: The columns of the terminal.
+    Each column has a number: on a narrow terminal the highest one is left out first, and 0 never.
     """
     widths = [max([len(name), *(len(row[at]) for row in rows)]) + 2 for at, (name, _) in enumerate(columns)]
     # Each width includes two blanks after the cell. The last column does not need them: hence `width + 2`.

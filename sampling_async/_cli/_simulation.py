@@ -241,26 +241,22 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
     address = _in_url(host)
     member_code = next(iter(simulator.members))
     quota_ids = [quota.quota_id for survey in simulator.inventory.surveys for quota in survey.quotas]
-    recontact = [f"sampling-async recontact {each}" for each in simulator.recontact_quota_ids[:1]]
     lines = (
-        (
-            "bold",
-            f"Simulated service at http://{address}:{port} with {len(quota_ids):,} quotas. In another shell:",
-        ),
-        ("", f"  export SAMPLING_BASE_URL=http://{address}:{port}"),
-        ("", f"  export SAMPLING_PANEL_GUID={simulator.panel_guid}"),
-        ("", f"  export SAMPLING_API_KEY={simulator.api_key}"),
-        ("bold", "Then try:"),
-        ("", "  sampling-async quotas"),
-        ("", "  " + " ".join(["sampling-async bulk-invite", member_code, *map(str, quota_ids[:3])])),
-        *(("", f"  {command}") for command in recontact),
-        *(("", f"  sampling-async match {shlex.quote(str(file))}") for file in files),
-        *(("", f"  sampling-async campaign {shlex.quote(str(file))} --out night --dry-run") for file in files),
-        ("dim", "Press Ctrl-C to end it."),
+        f"Simulated service at http://{address}:{port} with {len(quota_ids):,} quotas. In another shell:",
+        f"  export SAMPLING_BASE_URL=http://{address}:{port}",
+        f"  export SAMPLING_PANEL_GUID={simulator.panel_guid}",
+        f"  export SAMPLING_API_KEY={simulator.api_key}",
+        "Then try:",
+        "  sampling-async quotas",
+        "  " + " ".join(["sampling-async bulk-invite", member_code, *map(str, quota_ids[:3])]),
+        *(f"  sampling-async recontact {each}" for each in simulator.recontact_quota_ids[:1]),
+        *(f"  sampling-async match {shlex.quote(str(file))}" for file in files),
+        *(f"  sampling-async campaign {shlex.quote(str(file))} --out night --dry-run" for file in files),
     )
     screen = show.screen()
-    for style, line in lines:
-        screen.print(Text(line, style), soft_wrap=True)
+    for line in lines:
+        screen.print(Text(line, "" if line.startswith(" ") else "bold"), soft_wrap=True)
+    screen.print(Text("Press Ctrl-C to end it.", "dim"), soft_wrap=True)
     # The server runs until a signal; without a flush, a pipe would get these lines only then.
     screen.file.flush()
 
