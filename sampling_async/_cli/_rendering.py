@@ -1,7 +1,7 @@
 """Output: JSON lines in the contract's own names, and tables, lines and progress for a terminal.
 
-Text from the service is shown as plain text. It is never read as markup (`[pid]` is a placeholder, not a
-style), and control characters, which a terminal would obey, are replaced.
+Text from the service is never read as markup (`[pid]` is a placeholder, not a style), and control characters,
+which a terminal would obey, are replaced.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ STYLES: Final[dict[OutcomeStatus, str]] = {
     "not_sent": "magenta",
     "unknown": "red",
 }
-HIDDEN: Final = "<hidden>"
 _quiet: Final = ContextVar("quiet", default=False)
 _SURVEY_COLUMNS: Final = (
     ("Survey", 0),
@@ -230,7 +229,7 @@ def inventory_caption(quotas: Quotas) -> Text:
 
 
 def masked(setting: Setting) -> Setting:
-    return evolve(setting, value=HIDDEN) if setting.is_secret and setting.value is not None else setting
+    return evolve(setting, value="<hidden>") if setting.is_secret and setting.value is not None else setting
 
 
 def setting_pairs(settings: Iterable[Setting]) -> Iterator[tuple[str, Text]]:

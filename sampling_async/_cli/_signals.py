@@ -1,7 +1,6 @@
 """Handle Ctrl-C and SIGTERM in a command that accounts for its input: the first signal ends only the work.
 
-asyncio itself cancels the whole program after Ctrl-C, and does not handle SIGTERM, which systemd and Kubernetes
-send.
+asyncio itself cancels the whole program after Ctrl-C, and does not handle SIGTERM.
 """
 
 from __future__ import annotations
