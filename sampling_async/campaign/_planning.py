@@ -191,16 +191,9 @@ class Planner:
     def _quotas(self, rooms: Mapping[int, int], values: Mapping[int, float]) -> Iterator[PlannedQuota]:
         for target in self.index.quota_ids.targets():
             survey, quota = target.survey, target.quota
-            yield PlannedQuota(
-                quota.quota_id,
-                survey.survey_id,
-                survey.wave_id,
-                survey.survey_name or "",
-                survey.price.currency_id,
-                rooms.get(quota.quota_id, 0),
-                values.get(quota.quota_id, 0.0),
-                _cost(self.cost, survey, quota),
-            )
+            of_survey = survey.survey_id, survey.wave_id, survey.survey_name or "", survey.price.currency_id
+            room, value = rooms.get(quota.quota_id, 0), values.get(quota.quota_id, 0.0)
+            yield PlannedQuota(quota.quota_id, *of_survey, room, value, _cost(self.cost, survey, quota))
 
     def _warnings(self, source: _ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
         missing = _missing_questions(source, matcher)
