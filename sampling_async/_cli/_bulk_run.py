@@ -130,7 +130,7 @@ def of_one_member(
             return client.stream_bulk_invite(member_code, asked, goal=goal)
         if source is not None:
             async for quota_id in source:
-                known.append(quota_id)
+                known.append(quota_id)  # one by one: a signal must not lose those that were read
         return client.fan_out([InviteRequest(member_code, known)], journal=journal, goal=goal)
 
     return Work(

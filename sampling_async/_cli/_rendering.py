@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
@@ -105,7 +106,9 @@ def _wire_names(names: str) -> list[tuple[str, str]]:
 def _jsonable(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
-    return float(value) if isinstance(value, Decimal) else value
+    if isinstance(value, Decimal):
+        return float(value)
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def emit_code(member_code: str) -> None:

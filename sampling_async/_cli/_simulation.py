@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 
 _of_latency: Final = partial(option, panel="Latency of the simulated service")
 _of_notify: Final = partial(given, panel="Notifications of the simulated service")
+_BADLY: Final[dict[str, Any]] = {
+    "late": 0.1,
+    "late_seconds": 5.0,
+    "repeated": 0.1,
+    "forged": 0.02,
+    "drifted": 0.2,
+    "corrected": 0.02,
+    "terminated_late": 0.02,
+    "reconciled": 0.02,
+}
 _MOST_MEMBERS = 10_000_000
 _DIGITS = 8
 
@@ -80,19 +90,7 @@ class Notify:
 
         if self.notify is None:
             return None
-        if not self.notify_badly:
-            return Notifying(survey_seconds=self.survey_seconds)
-        return Notifying(
-            survey_seconds=self.survey_seconds,
-            late=0.1,
-            late_seconds=5.0,
-            repeated=0.1,
-            forged=0.02,
-            drifted=0.2,
-            corrected=0.02,
-            terminated_late=0.02,
-            reconciled=0.02,
-        )
+        return Notifying(survey_seconds=self.survey_seconds, **(_BADLY if self.notify_badly else {}))
 
 
 def sending(simulator: Any, urls: dict[str, str] | None) -> AbstractContextManager[None]:

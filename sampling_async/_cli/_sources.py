@@ -95,8 +95,10 @@ class _Words:
 
     def feed(self, block: bytes) -> Iterator[int]:
         text = self._cut + block
-        # Split after the last separator, because an ID may be divided between two blocks; rfind() gives -1.
-        end = 1 + max(map(text.rfind, _SEPARATORS)) or (len(text) if len(text) > _LONGEST_ID else 0)
+        # Split after the last separator, because an ID may be divided between two blocks.
+        end = 1 + max(map(text.rfind, _SEPARATORS))  # 0 without a separator
+        if not end and len(text) > _LONGEST_ID:
+            end = len(text)
         self._cut = text[end:]
         return self._ids_of(text[:end])
 
