@@ -130,7 +130,7 @@ def of_one_member(
             return client.stream_bulk_invite(member_code, asked, goal=goal)
         if source is not None:
             async for quota_id in source:
-                known.append(quota_id)
+                known.append(quota_id)  # one by one: a signal must not lose those that were read
         return client.fan_out([InviteRequest(member_code, known)], journal=journal, goal=goal)
 
     return Work(
@@ -182,7 +182,10 @@ class BulkRun:
                             with self.shown.bar.follow(stream):
                                 async for outcome in stream:
                                     self.shown.add(outcome)
-                        await self._give_up_the_rest(client)
+                        if self.work.source is not None and not self.work.source.is_over:
+                            # The stream has not read all, because the outage was too long.
+                            async with self._accounting(client, _GIVEN_UP) as account:
+                                await self._read_rest(account)
                 finally:
                     # Outside the scope that the signal cancelled, so the account can still await.
                     if self.signals.received:
@@ -195,12 +198,6 @@ class BulkRun:
         finally:
             if self.work.source is not None:
                 self.work.source.close()
-
-    async def _give_up_the_rest(self, client: SamplingClient) -> None:
-        """Account for the input that the stream did not read, because the outage was too long."""
-        if self.work.source is not None and not self.work.source.is_over:
-            async with self._accounting(client, _GIVEN_UP) as account:
-                await self._read_rest(account)
 
     # --- Outcomes left over when the run ends
 

@@ -15,7 +15,7 @@ import anyio
 from attrs import asdict, frozen
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from sampling_async._cli import _rendering as show
@@ -222,9 +222,8 @@ def _limit_rows(limits: Mapping[str, str]) -> dict[str, str]:
 
 
 def _grid(rows: Mapping[str, str | Text]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    columns = Column(style="dim", no_wrap=True), Column(overflow="fold")
+    table = Table.grid(*columns, padding=(0, 2, 0, 0))
     for name, value in rows.items():
         table.add_row(f"  {name}", show.plain(value) if isinstance(value, str) else value)
     return table
@@ -235,8 +234,7 @@ def _grid(rows: Mapping[str, str | Text]) -> Table:
 
 def figures_view(figures: Figures) -> Table:
     """Return what a live display shows: lines that are never wrapped, so that it does not flicker."""
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True, overflow="ellipsis")
+    table = Table.grid(Column(no_wrap=True, overflow="ellipsis"), padding=(0, 1, 0, 0))
     pairs = figures.pairs
     done = pairs.planned - pairs.pending
     table.add_row(_head(figures, done))
@@ -260,9 +258,7 @@ def figures_view(figures: Figures) -> Table:
 def _head(figures: Figures, done: int) -> Table:
     planned = figures.pairs.planned
     state = _WORDS.get(figures.state, figures.state)
-    row = Table.grid(padding=(0, 1, 0, 0))
-    for _ in range(3):
-        row.add_column(no_wrap=True)
+    row = Table.grid(*(Column(no_wrap=True) for _ in range(3)), padding=(0, 1, 0, 0))
     row.add_row(
         Text(f"{state:<{_WIDEST}}", style=_STATES.get(figures.state, "bold")),
         ProgressBar(total=max(planned, 1), completed=done, width=_BAR),
@@ -350,9 +346,7 @@ def _runs(summary: Summary) -> str:
 def print_codes(summary: Summary, console: Console) -> None:
     """Print the most frequent refusals of a campaign, each with what a person can do."""
     refused = [each for each in summary.codes if each.lesson or each.result_code is None][:_MOST_CODES]
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(justify="right", style="yellow", no_wrap=True)
-    table.add_column()
+    table = Table.grid(Column(justify="right", style="yellow", no_wrap=True), "", padding=(0, 2, 0, 0))
     for each in refused:
         name = each.result if each.result_code is None else code_name(each.result_code, each.result)
         table.add_row(f"  {each.pairs:,}", show.plain(name))

@@ -304,7 +304,11 @@ def _items(
     file: Path | None, parser: Callable[[str], Parser[T]], *, is_dash: bool, what: str = "quota IDs"
 ) -> Items[T]:
     if file is not None and str(file) != "-":
-        _sources.check_file(file)
+        if file.is_dir():
+            raise InvalidRequestError(f"{file} is a folder, not a file")
+        # Not is_file(), which is false for a FIFO.
+        if not file.exists():
+            raise InvalidRequestError(f"{file}: the file does not exist")
         return Items(lambda: file.open("rb", buffering=0), parser(str(file)))
     if file is None and not is_dash and _sources.stdin_is_terminal():
         ways = "as arguments, with --file," if what == "quota IDs" else "as a file,"

@@ -103,10 +103,6 @@ class ServiceOptions:
         ended_by_failure(self.whereto)
         return self._key()
 
-    @property
-    def is_given(self) -> bool:
-        return bool(self.base_url or self.profile)
-
     def panel_of_profile(self) -> Profile | None:
         return chosen_profile(self.profile or "")
 

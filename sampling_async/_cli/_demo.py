@@ -1,10 +1,8 @@
 """A partner's day against a simulated service: what `sampling-async demo` does, without its display.
 
-This is also the longest example of the package, so it uses public names only. Read `run_day` first: inventory,
-panel, plan, invites, and how each survey ended. At the end, all of it is compared with the service's ledger.
-
-The service runs in another process, so the times are those of the client. The demo ends by counts, not by
-a clock: each end of a survey is sent until it is acknowledged, and only a receiver that refuses stops that.
+This is also the longest example of the package, so it uses public names only. Read `run_day` first. The service
+runs in another process, so the times are those of the client. The demo ends by counts, not by a clock: each end
+of a survey is sent until it is acknowledged, and only a receiver that refuses stops that.
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ _BY_TLS_PROBLEM: Final = {
     "has expired": "It is for the operator to renew it, if the date of this machine is right.",
     "not yet valid": "Check the clock of this machine.",
     "mismatch": "Give the host for which the certificate was issued; the operator knows it.",
-    "was refused": "For a private authority, give its certificate in SAMPLING_CA_FILE or --ca-file.",
+    "certificate was refused": (
+        "For a private authority, give its certificate in SAMPLING_CA_FILE or --ca-file."
+    ),
     "": "Check the port, and that the host speaks https there.",
 }
 _BY_PROXY_PROBLEM: Final = {

@@ -150,7 +150,8 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help, then the examples unwrapped: wrapping would break a pipe in the middle."""
-        self.help = _flowing(self.help or "")
+        # Each paragraph as one line, so that it wraps at the terminal's width, not at the source's.
+        self.help = "\n\n".join(" ".join(each.split()) for each in cleandoc(self.help or "").split("\n\n"))
         # On a narrow terminal a table would cut the names of options, so the help is plain text there.
         if get_terminal_size().columns < _TABLES_FROM:
             self.rich_markup_mode = None
@@ -181,11 +182,6 @@ class Group(TyperGroup):
     def get_help_option(self, ctx: Any) -> Any:
         """Return --help without a type: it takes no value."""
         return _without_type(super().get_help_option(ctx))
-
-
-def _flowing(text: str) -> str:
-    """Return each paragraph as one line, so that it wraps at the terminal's width, not at the source's."""
-    return "\n\n".join(" ".join(each.split()) for each in cleandoc(text).split("\n\n"))
 
 
 def _without_type(option: Any) -> Any:

@@ -70,12 +70,7 @@ class MatchOptions:
         return self.requests is not None or self.allocate is not None
 
     def wanted(self) -> Output:
-        from sampling_async.matching import (  # noqa: PLC0415  numpy, pyarrow: an extra
-            Allocate,
-            Counts,
-            Sample,
-            TopK,
-        )
+        from sampling_async.matching import Allocate, Counts, Sample, TopK  # noqa: PLC0415  an extra
 
         if sum(each is not None for each in (self.top, self.requests, self.allocate, self.sample)) > 1:
             raise InvalidRequestError("give only one of --top, --requests, --allocate and --sample")

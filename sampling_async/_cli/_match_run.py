@@ -17,7 +17,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel import _files as files
-from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._arrow import pa, pc
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -165,7 +165,10 @@ class MatchRun:
         followed = Followed(source)
         results = iter(matcher.run(iter(followed), workers=options.processes))
         if options.as_requests:
-            results = written.matching_any(results)
+            # Without the members that match no quota.
+            results = (
+                each.filter(pc.greater(pc.list_value_length(each.column("quota_ids")), 0)) for each in results
+            )
         with followed.progress, self._file_named():
             self._output(results, matcher, followed)
         if options.output is not None:

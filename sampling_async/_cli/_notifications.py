@@ -38,7 +38,7 @@ from sampling_async.notifications._store import run_once
 from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import Coroutine, Iterable, Iterator
 
     from sampling_async import PartnerSettings
     from sampling_async.notifications import Fact
@@ -49,7 +49,6 @@ _MOST_ROWS: Final = 50
 _BACKLOG: Final = 2048
 _WIDE: Final = 100
 _POLL_SECONDS: Final = 0.5
-_UNKNOWN: Final = "unknown"
 _PORT: Final = 8090
 _SERVED_AT: Final = f"http://127.0.0.1:{_PORT}"
 
@@ -259,10 +258,11 @@ def settings(
     secrets = ended_by_failure(lambda: rotate_secrets(opened) if rotate else kept_secrets(opened))
     base = public_url or ended_by_failure(lambda: run_once(opened, SqliteStore.url)) or _SERVED_AT
     urls = ended_by_failure(lambda: Inbox(opened, secrets=secrets).urls(base))
-    found = service.call(lambda client: client.get_settings()) if service.is_given else None
+    is_given = service.base_url or service.profile
+    found = service.call(lambda client: client.get_settings()) if is_given else None
     verdicts = {kind: _verdict(found, kind, url) for kind, url in urls.items()}
     if show.as_lines(as_json):
-        ended_by_failure(lambda: _emit([urls]))
+        ended_by_failure(lambda: show.emit_json(urls))
         for kind, verdict in verdicts.items():
             if verdict is not None:
                 typer.echo(f"{kind.setting}: {verdict}", err=True)
@@ -271,11 +271,6 @@ def settings(
             (f"{kind.setting} ({verdicts[kind] or 'not compared'})", Text(url)) for kind, url in urls.items()
         )
     raise typer.Exit(INCOMPLETE if set(verdicts.values()) - {None, "same"} else DONE)
-
-
-def _emit(rows: Iterable[Mapping[Any, Any]]) -> None:
-    for row in rows:
-        show.emit_json(dict(row))
 
 
 def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
@@ -305,7 +300,8 @@ def _facts(
 
 def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
     if show.as_lines(as_json):
-        _emit(map(_fact_json, facts))
+        for fact in facts:
+            show.emit_json(_fact_json(fact))
         return
     screen = show.screen()
     count, shown = 0, deque[Any](maxlen=_MOST_ROWS)  # a store may have millions
@@ -319,7 +315,7 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
     for fact in shown:
         table.add_row(
             str(fact.id),
-            _kind_name(fact),
+            str(fact.kind or "unknown"),
             *([f"{fact.received_at:%m-%d %H:%M:%S}"] if is_wide else []),
             str(fact.receipts),
             fact.state if fact.validity is Validity.STANDS else fact.validity,
@@ -345,10 +341,6 @@ def _shown_fields(fact: Fact[Any]) -> dict[str, Any]:
     return {**means, **{name: value for name, value in fact.fields.items() if name != "EncryptedValue"}}
 
 
-def _kind_name(fact: Fact[Any]) -> str:
-    return str(fact.kind or _UNKNOWN)
-
-
 def _fact_json(fact: Fact[Any]) -> dict[str, Any]:
     notification = fact.notification
     unknown = (
@@ -358,7 +350,7 @@ def _fact_json(fact: Fact[Any]) -> dict[str, Any]:
     )
     return {
         "FactID": fact.id,
-        "Kind": _kind_name(fact),
+        "Kind": str(fact.kind or "unknown"),
         **show.fields_of(fact, "posted_as fields anomaly receipts differing received_at verified corrects"),
         "Standing": fact.validity,
         **show.fields_of(fact, "state attempts error"),

@@ -13,7 +13,7 @@ from sampling_async import DecodeError, InvalidRequestError, Quotas, Survey, fro
 from sampling_async._cli._match_options import bands_file
 from sampling_async._private_files import written_whole
 from sampling_async.matching.panel import alike, is_query
-from sampling_async.matching.panel._arrow import pa, pc
+from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -193,12 +193,6 @@ def lines(batches: Iterable[Any], *, only_ascii: bool = False) -> Iterator[bytes
     for batch in batches:
         for row in batch.rename_columns([_KEYS[name] for name in batch.schema.names]).to_pylist():
             yield json.dumps(row, ensure_ascii=only_ascii, separators=(",", ":")).encode()
-
-
-def matching_any(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches without the members that match no quota."""
-    for batch in batches:
-        yield batch.filter(pc.greater(pc.list_value_length(batch.column("quota_ids")), 0))
 
 
 # --- A panel to be written

@@ -1,7 +1,7 @@
 """Output: JSON lines in the contract's own names, and tables, lines and progress for a terminal.
 
-Text from the service is shown as plain text. It is never read as markup (`[pid]` is a placeholder, not a
-style), and control characters, which a terminal would obey, are replaced.
+Text from the service is never read as markup (`[pid]` is a placeholder, not a style), and control characters,
+which a terminal would obey, are replaced.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
@@ -53,7 +54,6 @@ STYLES: Final[dict[OutcomeStatus, str]] = {
     "not_sent": "magenta",
     "unknown": "red",
 }
-HIDDEN: Final = "<hidden>"
 _quiet: Final = ContextVar("quiet", default=False)
 _SURVEY_COLUMNS: Final = (
     ("Survey", 0),
@@ -67,8 +67,6 @@ _SURVEY_COLUMNS: Final = (
     ("Devices", 6),
     ("Recontact", 5),
 )
-"""Columns of the inventory. On a narrow terminal the highest number is left out first, and 0 never."""
-
 _WORDS: Final = frozenset({"Devices", "Recontact", "last 5 to 10 minutes"})
 _MOMENT: Final = 0.1
 
@@ -108,7 +106,9 @@ def _wire_names(names: str) -> list[tuple[str, str]]:
 def _jsonable(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
-    return float(value) if isinstance(value, Decimal) else value
+    if isinstance(value, Decimal):
+        return float(value)
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def emit_code(member_code: str) -> None:
@@ -165,10 +165,7 @@ def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
 def fitting_table(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, int]], width: int) -> Table:
     """Return a table that leaves out columns where they do not all fit. It never cuts a number.
 
-    Args:
-        rows: The cells.
-        columns: Names, each with a number: the highest number is left out first, 0 never.
-        width: The columns of the terminal.
+    Each column has a number: on a narrow terminal the highest one is left out first, and 0 never.
     """
     widths = [max([len(name), *(len(row[at]) for row in rows)]) + 2 for at, (name, _) in enumerate(columns)]
     # Each width includes two blanks after the cell. The last column does not need them: hence `width + 2`.
@@ -235,7 +232,7 @@ def inventory_caption(quotas: Quotas) -> Text:
 
 
 def masked(setting: Setting) -> Setting:
-    return evolve(setting, value=HIDDEN) if setting.is_secret and setting.value is not None else setting
+    return evolve(setting, value="<hidden>") if setting.is_secret and setting.value is not None else setting
 
 
 def setting_pairs(settings: Iterable[Setting]) -> Iterator[tuple[str, Text]]:

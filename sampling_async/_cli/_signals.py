@@ -1,7 +1,6 @@
 """Handle Ctrl-C and SIGTERM in a command that accounts for its input: the first signal ends only the work.
 
-asyncio itself cancels the whole program after Ctrl-C, and does not handle SIGTERM, which systemd and Kubernetes
-send.
+asyncio itself cancels the whole program after Ctrl-C, and does not handle SIGTERM.
 """
 
 from __future__ import annotations
@@ -28,21 +27,16 @@ class SignalHandler:
     """A context manager for event loops: the first signal cancels `scope`, the second ends the process.
 
     A signal that was ignored when the program started stays ignored.
-
-    Attributes:
-        scope: The scope that is cancelled. The code that does the work enters it.
-        received: The number of the first signal; 0 for none.
-        on_first_signal: Called after the first signal in place of the cancellation, for work that can end by
-            itself; it bounds that by the deadline of `scope`. None: `scope` is cancelled.
     """
 
-    scope: anyio.CancelScope
+    scope: anyio.CancelScope  # the code that does the work enters it
 
     def __init__(self) -> None:
-        self.received = 0
+        self.received = 0  # the number of the first signal
+        # Called after the first signal in place of the cancellation, for work that can end by itself. It bounds
+        # that by the deadline of `scope`.
         self.on_first_signal: Callable[[], object] | None = None
-        # The handlers to restore at the end.
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Any] = {}  # the handlers to restore at the end
 
     @property
     def exit_code(self) -> int:

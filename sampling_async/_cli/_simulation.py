@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 
 _of_latency: Final = partial(option, panel="Latency of the simulated service")
 _of_notify: Final = partial(given, panel="Notifications of the simulated service")
+_BADLY: Final[dict[str, Any]] = {
+    "late": 0.1,
+    "late_seconds": 5.0,
+    "repeated": 0.1,
+    "forged": 0.02,
+    "drifted": 0.2,
+    "corrected": 0.02,
+    "terminated_late": 0.02,
+    "reconciled": 0.02,
+}
 _MOST_MEMBERS = 10_000_000
 _DIGITS = 8
 
@@ -80,19 +90,7 @@ class Notify:
 
         if self.notify is None:
             return None
-        if not self.notify_badly:
-            return Notifying(survey_seconds=self.survey_seconds)
-        return Notifying(
-            survey_seconds=self.survey_seconds,
-            late=0.1,
-            late_seconds=5.0,
-            repeated=0.1,
-            forged=0.02,
-            drifted=0.2,
-            corrected=0.02,
-            terminated_late=0.02,
-            reconciled=0.02,
-        )
+        return Notifying(survey_seconds=self.survey_seconds, **(_BADLY if self.notify_badly else {}))
 
 
 def sending(simulator: Any, urls: dict[str, str] | None) -> AbstractContextManager[None]:
@@ -241,26 +239,22 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
     address = _in_url(host)
     member_code = next(iter(simulator.members))
     quota_ids = [quota.quota_id for survey in simulator.inventory.surveys for quota in survey.quotas]
-    recontact = [f"sampling-async recontact {each}" for each in simulator.recontact_quota_ids[:1]]
     lines = (
-        (
-            "bold",
-            f"Simulated service at http://{address}:{port} with {len(quota_ids):,} quotas. In another shell:",
-        ),
-        ("", f"  export SAMPLING_BASE_URL=http://{address}:{port}"),
-        ("", f"  export SAMPLING_PANEL_GUID={simulator.panel_guid}"),
-        ("", f"  export SAMPLING_API_KEY={simulator.api_key}"),
-        ("bold", "Then try:"),
-        ("", "  sampling-async quotas"),
-        ("", "  " + " ".join(["sampling-async bulk-invite", member_code, *map(str, quota_ids[:3])])),
-        *(("", f"  {command}") for command in recontact),
-        *(("", f"  sampling-async match {shlex.quote(str(file))}") for file in files),
-        *(("", f"  sampling-async campaign {shlex.quote(str(file))} --out night --dry-run") for file in files),
-        ("dim", "Press Ctrl-C to end it."),
+        f"Simulated service at http://{address}:{port} with {len(quota_ids):,} quotas. In another shell:",
+        f"  export SAMPLING_BASE_URL=http://{address}:{port}",
+        f"  export SAMPLING_PANEL_GUID={simulator.panel_guid}",
+        f"  export SAMPLING_API_KEY={simulator.api_key}",
+        "Then try:",
+        "  sampling-async quotas",
+        "  " + " ".join(["sampling-async bulk-invite", member_code, *map(str, quota_ids[:3])]),
+        *(f"  sampling-async recontact {each}" for each in simulator.recontact_quota_ids[:1]),
+        *(f"  sampling-async match {shlex.quote(str(file))}" for file in files),
+        *(f"  sampling-async campaign {shlex.quote(str(file))} --out night --dry-run" for file in files),
     )
     screen = show.screen()
-    for style, line in lines:
-        screen.print(Text(line, style), soft_wrap=True)
+    for line in lines:
+        screen.print(Text(line, "" if line.startswith(" ") else "bold"), soft_wrap=True)
+    screen.print(Text("Press Ctrl-C to end it.", "dim"), soft_wrap=True)
     # The server runs until a signal; without a flush, a pipe would get these lines only then.
     screen.file.flush()
 

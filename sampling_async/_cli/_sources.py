@@ -95,8 +95,10 @@ class _Words:
 
     def feed(self, block: bytes) -> Iterator[int]:
         text = self._cut + block
-        # Split after the last separator, because an ID may be divided between two blocks; rfind() gives -1.
-        end = 1 + max(map(text.rfind, _SEPARATORS)) or (len(text) if len(text) > _LONGEST_ID else 0)
+        # Split after the last separator, because an ID may be divided between two blocks.
+        end = 1 + max(map(text.rfind, _SEPARATORS))  # 0 without a separator
+        if not end and len(text) > _LONGEST_ID:
+            end = len(text)
         self._cut = text[end:]
         return self._ids_of(text[:end])
 
@@ -240,38 +242,18 @@ def stdin_source() -> BinaryIO:
     return source
 
 
-def check_file(path: Path) -> None:
-    """Refuse a path that is not a file; a FIFO counts as a file."""
-    if path.is_dir():
-        raise InvalidRequestError(f"{path} is a folder, not a file")
-    # Not is_file(), which is false for a FIFO.
-    if not path.exists():
-        raise InvalidRequestError(f"{path}: the file does not exist")
-
-
 @define(eq=False)
 class Items(Generic[T]):
     """An async iterator over the items of a source. It opens the source when the first item is requested.
 
-    A cancellation loses nothing: the next request for an item goes on at the same place.
-
-    Args:
-        opened: Opens the source. It runs in a thread, because opening a FIFO waits for a writer.
-        parser: Parses the blocks of the source into items.
-
-    Attributes:
-        is_over: Whether all items were returned.
-        is_file: Whether the source is a regular file, which has an end; known after the first read.
-
-    Raises:
-        InvalidRequestError: While iterating: the source holds something else. Items before it were returned.
-        OSError: While iterating: the source cannot be opened or read.
+    A cancellation loses nothing: the next request for an item goes on at the same place. If the source holds
+    something else, that is raised after the items before it.
     """
 
-    _opened: Callable[[], BinaryIO]
+    _opened: Callable[[], BinaryIO]  # runs in a thread, because opening a FIFO waits for a writer
     _parser: Parser[T]
-    is_over: bool = False
-    is_file: bool = False
+    is_over: bool = False  # whether all items were returned
+    is_file: bool = False  # whether it is a regular file, which has an end; known after the first read
     _source: BinaryIO | None = None
     _reading: Run[bytes | None] | None = None
     _items: Iterator[T] = field(factory=lambda: iter(()))

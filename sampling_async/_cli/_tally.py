@@ -54,24 +54,15 @@ def code_name(code: int | None, result: str | None) -> str:
 
 @define
 class Tally:
-    """The counts of outcomes so far.
-
-    Attributes:
-        statuses: The number of outcomes by status.
-        codes: The number of outcomes by result code and its name; None for outcomes without a code.
-        failures: Why IDs are `not_sent` or `unknown`: the number of IDs by the text of the error, for at most
-            20 texts.
-        anomalies: How many outcomes have an anomaly.
-        replayed: How many outcomes are from a journal of an earlier run.
-        unrequested: How many items came that no request named, as far as they are known.
-    """
+    """The counts of outcomes so far."""
 
     statuses: Counter[OutcomeStatus] = field(factory=Counter[OutcomeStatus])
+    # By result code and its name; None for outcomes without a code.
     codes: Counter[tuple[int | None, str | None]] = field(factory=Counter[tuple[int | None, str | None]])
-    failures: Counter[str] = field(factory=Counter[str])
+    failures: Counter[str] = field(factory=Counter[str])  # why IDs are `not_sent` or `unknown`, by text
     anomalies: int = 0
-    replayed: int = 0
-    unrequested: int = 0
+    replayed: int = 0  # from a journal of an earlier run
+    unrequested: int = 0  # items that no request named, as far as they are known
     _answered: int = 0  # in this run
     _exit_codes: set[int] = field(factory=set[int])
     _clock: Callable[[], float] = time.perf_counter

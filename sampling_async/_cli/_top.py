@@ -41,7 +41,6 @@ _LATENCY_COLUMNS: Final = (
     ("p99", 0),
     ("longest", 2),
 )
-"""On a narrow terminal the column with the highest number is left out first, and 0 never."""
 
 
 def top(

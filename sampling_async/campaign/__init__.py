@@ -1,12 +1,4 @@
-"""Campaigns: invites for a whole panel are requested, and every pair is accounted for.
-
-    from sampling_async.campaign import Campaign
-
-    campaign = Campaign(client, "panel.parquet", ledger="night.ledger")
-    print(await campaign.plan())
-    async with campaign.run() as run:
-        async for outcome in run: ...
-    await campaign.write("night")
+"""Campaigns: invites for a whole panel are requested, and every pair is accounted for. See `Campaign`.
 
 It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 """

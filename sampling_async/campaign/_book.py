@@ -195,12 +195,9 @@ class Book:
         for outcome in outcomes:
             if outcome.quota_id not in member.waiting:  # given twice
                 continue
+            self.put_back(member, (outcome.quota_id,))
             if outcome.status == "not_sent" and isinstance(outcome.error, _OF_ALL):
-                self.put_back(member, (outcome.quota_id,))
                 continue
-            member.waiting.discard(outcome.quota_id)
-            self.asked -= 1
-            self.asked_cost -= self._places[outcome.quota_id].quota.cost
             if outcome.result_code is not None and outcome.result:
                 feedback.codes[outcome.result_code] = outcome.result
             if outcome.status == "invited":
@@ -220,19 +217,9 @@ class Book:
         self.spent += max(place.quota.cost, invite.member_amount or 0.0)
         self.expected += place.quota.value
         self._close(member, outcome, feedback)
+        survey, amounts = (invite.survey_id, invite.wave_id), (invite.partner_amount, invite.member_amount)
         feedback.invites.append(
-            MadeInvite(
-                member.id,
-                outcome.quota_id,
-                invite.survey_id,
-                invite.wave_id,
-                invite.url,
-                invite.partner_amount,
-                invite.member_amount,
-                invite.loi,
-                invite.ir,
-                now,
-            )
+            MadeInvite(member.id, outcome.quota_id, *survey, invite.url, *amounts, invite.loi, invite.ir, now)
         )
 
     def _close(self, member: DueMember, outcome: InviteOutcome, feedback: Effects) -> None:

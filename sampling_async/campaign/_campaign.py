@@ -239,7 +239,7 @@ class Campaign:
             LedgerError: On entering: the ledger cannot be used, has no plan, belongs to another service or
                 panel, or another run is using it.
         """
-        is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else lambda _: True
+        is_open = self._inventory.is_open if isinstance(self._inventory, LiveIndex) else _always
         return CampaignRun(
             self._require_client(),
             CampaignLedger(self.ledger),
@@ -323,3 +323,7 @@ class Campaign:
 
     async def _reading(self, work: Callable[[CampaignLedger], T]) -> T:
         return await in_thread(with_ledger, self.ledger, work)
+
+
+def _always(_: int) -> bool:
+    return True

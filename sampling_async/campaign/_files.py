@@ -21,7 +21,7 @@ from sampling_async.campaign._summing import summary_of
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async.campaign._ledger import CampaignLedger
@@ -86,7 +86,11 @@ def write_files(
 ) -> Summary:
     """Write all files of a campaign. Each appears when it is complete, and replaces an older one."""
     check_partitions(partitions, kind)
-    report = _report()
+    try:
+        from sampling_async.campaign._report import report  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        install = "python -m pip install 'sampling-async[panel]'"
+        raise ImportError(f"the report needs {exc.name}: {install}", name=exc.name) from exc
     summary = summary_of(ledger, rules)
     invites, pairs = _schemas()
     try:
@@ -114,16 +118,6 @@ def write_files(
     except OSError as exc:
         raise InvalidRequestError(f"{exc.filename or folder}: {exc.strerror or exc}") from None
     return summary
-
-
-def _report() -> Callable[..., str]:
-    """Return the function that makes the report, which takes Jinja2."""
-    try:
-        from sampling_async.campaign._report import report  # noqa: PLC0415
-    except ModuleNotFoundError as exc:
-        install = "python -m pip install 'sampling-async[panel]'"
-        raise ImportError(f"the report needs {exc.name}: {install}", name=exc.name) from exc
-    return report
 
 
 @contextmanager

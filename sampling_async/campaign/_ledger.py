@@ -61,29 +61,7 @@ REPLANNED: Final = "planned anew"
 class CampaignLedger(LedgerFile):
     """One use of a campaign's ledger."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
-        self.plan = 0
-
-    def open(self, *, make: bool = False) -> None:
-        super().open(make=make)
-        self._read_plan()
-
-    def lock(self) -> None:
-        """Take the ledger for a run, which writes outcomes; there is one at a time."""
-        super().lock()
-        if self.is_open:
-            self._read_plan()  # until now others could make another one
-
-    def _read_plan(self) -> None:
-        self.plan = int(self.fact("plan") or 0)
-
     # --- Facts and limits
-
-    def fact(self, name: str) -> str | None:
-        """Return a fact that was noted, or None."""
-        rows = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
-        return rows[0][0] if rows else None
 
     def note(self, **facts: object) -> None:
         with self._writing() as database:

@@ -177,6 +177,7 @@ class LedgerFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.plan = 0  # the number of the latest plan
         self._database: sqlite3.Connection | None = None
         self._lock = JournalLock(self.path)
         self._file: os.stat_result | None = None
@@ -206,6 +207,7 @@ class LedgerFile:
                 raise
             self._database, self._file = database, self.path.stat()
             self._abandon_if_closed()
+        self.plan = int(self.fact("plan") or 0)
 
     def _check(self, database: sqlite3.Connection) -> None:
         tables = "SELECT count(*) FROM sqlite_master"
@@ -246,7 +248,9 @@ class LedgerFile:
             self._lock_file = self._lock.path.stat()
         self._abandon_if_closed()
         if self._database is not None:
-            self.must_be_in_place()  # until now others could remove it
+            # Until now others could remove it, or make another plan.
+            self.must_be_in_place()
+            self.plan = int(self.fact("plan") or 0)
 
     def must_be_in_place(self) -> None:
         """Check that the run still has the file.
@@ -277,10 +281,6 @@ class LedgerFile:
         return self._lock.is_held or self._lock.is_taken()
 
     @property
-    def is_open(self) -> bool:
-        return self._database is not None
-
-    @property
     def _connection(self) -> sqlite3.Connection:
         if self._database is None:
             raise LedgerError("is not open", path=self.path)
@@ -294,6 +294,11 @@ class LedgerFile:
         """Write together what this block writes."""
         with self._turn, self._failing("cannot be written"), transaction(self._connection):
             yield self._connection
+
+    def fact(self, name: str) -> str | None:
+        """Return a fact that was noted, or None."""
+        rows = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
+        return rows[0][0] if rows else None
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._turn, self._failing("cannot be read"):

@@ -27,16 +27,8 @@ _MINUTE: Final = 60.0
 
 def _checked(check: Callable[[Any, str], object]) -> Callable[[object, Attribute[Any], Any], None]:
     def validate(_: object, attribute: Attribute[Any], value: object) -> None:
-        if value is not None:
-            check(value, attribute.name)
-
-    return validate
-
-
-def _finite(check: Callable[[Any, str], float]) -> Callable[[Any, str], object]:
-    def validate(value: Any, name: str) -> None:
-        if check(value, name) == inf:
-            raise InvalidRequestError(f"{name} must be a finite number; None is no limit")
+        if value is not None and check(value, attribute.name) == inf:
+            raise InvalidRequestError(f"{attribute.name} must be a finite number; None is no limit")
 
     return validate
 
@@ -79,9 +71,9 @@ class Limits:
     """
 
     concurrency: int | None = field(default=None, validator=_checked(whole_number))
-    invites_per_minute: float | None = field(default=None, validator=_checked(_finite(number_above_0)))
+    invites_per_minute: float | None = field(default=None, validator=_checked(number_above_0))
     max_invites: int | None = field(default=None, validator=_checked(lambda v, n: whole_number(v, n, least=0)))
-    max_spend: float | None = field(default=None, validator=_checked(_finite(number_from_0)))
+    max_spend: float | None = field(default=None, validator=_checked(number_from_0))
     hours: str | None = field(default=None, validator=_checked(_times))
     zone: str | None = field(default=None, validator=_checked(_zone))
     paused: bool = field(default=False, validator=_instance_of(bool))

@@ -112,11 +112,15 @@ class Planner:
         limits: Limits | None = None,
     ) -> None:
         """Write a plan; for a top-up, `open_seconds` is how long an invite may still end in a complete."""
-        held: _Held | None = None
-        allocate = self._with_reserves()
+        held, allocate = None, self.allocate
+        if not allocate.reserves:
+            # Without reserves a refusal leaves a member with less, and the lesson from it helps nobody.
+            allocate = evolve(allocate, reserves=allocate.per_member)
         if open_seconds is not None:
-            held = _Held(self._delivered(ledger), self._left(ledger, now - open_seconds))
-            allocate = self._topped_up(ledger, allocate, now - open_seconds)
+            since, most = now - open_seconds, allocate.per_member
+            left = {code: max(0, most - count) for code, count in ledger.open_of_members(since)}
+            held = _Held(self._delivered(ledger), left)
+            allocate = self._topped_up(ledger, allocate, since)
         matcher = PanelMatcher(self.index, allocate)
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
         source = _source_of(self.panel, matcher, self.columns, weight)
@@ -134,11 +138,6 @@ class Planner:
                     # Together with the plan: a run must never find the one without the other.
                     planning.note(limits=limits.to_json())
                 wanted.check()
-
-    def _with_reserves(self) -> Allocate:
-        # Without reserves a refusal leaves a member with less, and the lesson from it helps nobody.
-        allocate = self.allocate
-        return allocate if allocate.reserves else evolve(allocate, reserves=allocate.per_member)
 
     def _write(
         self,
@@ -192,16 +191,9 @@ class Planner:
     def _quotas(self, rooms: Mapping[int, int], values: Mapping[int, float]) -> Iterator[PlannedQuota]:
         for target in self.index.quota_ids.targets():
             survey, quota = target.survey, target.quota
-            yield PlannedQuota(
-                quota.quota_id,
-                survey.survey_id,
-                survey.wave_id,
-                survey.survey_name or "",
-                survey.price.currency_id,
-                rooms.get(quota.quota_id, 0),
-                values.get(quota.quota_id, 0.0),
-                _cost(self.cost, survey, quota),
-            )
+            of_survey = survey.survey_id, survey.wave_id, survey.survey_name or "", survey.price.currency_id
+            room, value = rooms.get(quota.quota_id, 0), values.get(quota.quota_id, 0.0)
+            yield PlannedQuota(quota.quota_id, *of_survey, room, value, _cost(self.cost, survey, quota))
 
     def _warnings(self, source: _ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
         missing = _missing_questions(source, matcher)
@@ -236,11 +228,6 @@ class Planner:
         if code == ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA:
             return False
         return rule_for(self.rules, code).lesson in _PASSING
-
-    def _left(self, ledger: CampaignLedger, since: float) -> dict[str, int]:
-        """Return how many more invites members may get who hold some that are still open."""
-        most = self.allocate.per_member
-        return {code: max(0, most - count) for code, count in ledger.open_of_members(since)}
 
     def _topped_up(self, ledger: CampaignLedger, allocate: Allocate, since: float) -> Allocate:
         """Return the allocation with the room that invites leave which are still open."""
