@@ -59,12 +59,12 @@ async def test_a_thread_that_gets_no_more_work_ends(monkeypatch):
 
 
 async def test_tasks_that_come_while_a_shared_function_runs_wait_for_its_next_run():
-    go_on, noted, written = threading.Semaphore(0), [], []
+    begun, go_on, noted, written = threading.Event(), threading.Semaphore(0), [], []
 
     def prepare():
         some = noted.copy()
         noted.clear()
-        return lambda: (go_on.acquire(timeout=10), written.append(some))
+        return lambda: (begun.set(), go_on.acquire(timeout=10), written.append(some))
 
     shared = SharedRun(prepare)
 
@@ -76,7 +76,7 @@ async def test_tasks_that_come_while_a_shared_function_runs_wait_for_its_next_ru
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(note, "a")
         tasks.start_soon(note, "b")
-        await wait_all_tasks_blocked()
+        await anyio.to_thread.run_sync(begun.wait)
         tasks.start_soon(note, "c")
         tasks.start_soon(note, "d")
         await wait_all_tasks_blocked()
