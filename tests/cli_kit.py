@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from sampling_async import _cli
 from sampling_async._cli import _campaign_run, _campaign_view, _connection, _rendering, _sources
-from sampling_async._cli._commands import app
+from sampling_async._cli._commands import app_for
 from sampling_async._cli._panel_files import write_panel
 from sampling_async.simulator import AGE_BANDS
 from sampling_async.simulator._questions import question_ids
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import io
 
 DESCRIPTION = _cli.__doc__ or ""
+app = app_for()
 main = _cli.main
 KEY_NAMES = ("SAMPLING_BASE_URL", "SAMPLING_PANEL_GUID", "SAMPLING_API_KEY")
 ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143}

@@ -109,9 +109,9 @@ CONNECTION: Final = "Connection"
 
 def cli() -> Any:
     """Return the command line as its library sees it."""
-    from sampling_async._cli._commands import app  # noqa: PLC0415  private, so named in one place
+    from sampling_async._cli._commands import app_for  # noqa: PLC0415  private, so named in one place
 
-    return typer.main.get_command(app)
+    return typer.main.get_command(app_for())
 
 
 def leaves(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:

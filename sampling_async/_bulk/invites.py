@@ -288,7 +288,10 @@ class Inviter:
             recorder.note_answered(number, job.account().answer.outcomes())
             self._settle(job, job.chunk, timeline)
             raise
-        recorder.note_answered(number, job.answered.answer.outcomes())
+        # As a list, so that the user gets the same objects, and they are made once.
+        outcomes = tuple(job.answered.answer.outcomes())
+        job.answered = Answered.of(job.chunk, Listed(outcomes), job.answered.answer.unrequested)
+        recorder.note_answered(number, outcomes)
         timeline.enter(JOURNAL)
 
         # The disk takes its time. Meanwhile this task goes on with the next job.

@@ -43,6 +43,7 @@ from sampling_async._cli._process import (
     release_signals,
     terminated_as_interrupted,
 )
+from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -74,17 +75,12 @@ def main() -> None:
 
 
 def _run() -> None:
-    if "_SAMPLING_ASYNC_COMPLETE" in os.environ:
-        os.environ["COLUMNS"] = "1000"  # typer wraps a help text there too, and fish takes each line for a word
     try:
-        from sampling_async._cli._commands import app  # noqa: PLC0415  the extra may not be installed
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] not in _NEEDED:
-            raise
-        sys.stderr.write('sampling-async needs typer and rich: pip install "sampling-async[cli]"\n')
-        raise SystemExit(2) from None
-    try:
-        app(prog_name="sampling-async")
+        if sys.argv[1:] == ["--version"]:  # without what takes time to load
+            sys.stdout.write(f"sampling-async {__version__}\n")
+            sys.stdout.flush()
+        else:
+            _run_app()
     except OSError as exc:
         # Commands report their own failures. This one is of the help, the version or a completion.
         from sampling_async._cli._connection import drop_unwritten  # noqa: PLC0415
@@ -93,3 +89,18 @@ def _run() -> None:
         drop_unwritten()
         sys.stderr.write(f"sampling-async: {exc.strerror or type(exc).__name__}\n")
         raise SystemExit(FAILED) from None
+
+
+def _run_app() -> None:
+    # httpx imports a command line of its own, which takes 45 ms, unless that cannot be imported.
+    cast("dict[str, object]", sys.modules).setdefault("httpx._main", None)
+    if "_SAMPLING_ASYNC_COMPLETE" in os.environ:
+        os.environ["COLUMNS"] = "1000"  # typer wraps a help text there too, and fish takes each line for a word
+    try:
+        from sampling_async._cli._commands import app_for  # noqa: PLC0415  the extra may not be installed
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        sys.stderr.write('sampling-async needs typer and rich: pip install "sampling-async[cli]"\n')
+        raise SystemExit(2) from None
+    app_for(sys.argv[1:])(prog_name="sampling-async")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
@@ -12,21 +13,11 @@ import typer
 from attrs import evolve
 
 from sampling_async import Goal, InvalidRequestError, Journal, Repeats, SamplingClient, __version__, to_json
-from sampling_async._cli import (
-    _campaign,
-    _doctor,
-    _notifications,
-    _outcomes,
-    _profile,
-    _simulation,
-    _sources,
-    _top,
-)
 from sampling_async._cli import _rendering as show
+from sampling_async._cli import _sources
 from sampling_async._cli._bulk_run import BulkRun, OutcomePrinter, of_many_members, of_one_member
 from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._match_options import MatchOptions
 from sampling_async._cli._options import AsJSON, argument, flag, option, quietable, takes
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._signals import SignalHandler
@@ -34,7 +25,7 @@ from sampling_async._cli._sources import Items, QuotaIDs, RequestLines, number_o
 from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sampling_async import RecontactStream
     from sampling_async._cli._bulk_run import Work
@@ -356,42 +347,32 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
         raise
 
 
-@app.command(cls=Command)
-@takes(options=MatchOptions, service=ServiceOptions)
-@quietable
-def match(
-    service: ServiceOptions,
-    options: MatchOptions,
-    members: Annotated[
-        str,
-        argument(
-            "PANEL",
-            "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-            "member. The names of its columns are question IDs.",
-        ),
-    ],
-) -> None:
-    """Match a whole panel with the open quotas: count the members of each quota, or list their best quotas.
+def app_for(arguments: Sequence[str] | None = None) -> typer.Typer:
+    """Return the command line with the part that arguments name; with all of them for help and mistakes.
 
-    Without --top, --requests, --allocate or --sample, the output has one row
-    per quota: the members that match certainly and possibly, the completes
-    still needed, and the shortfall (needed completes minus certain members).
-    The panel may also have the columns member_code, device_type,
-    exclude_surveys, participations and, for --allocate, invites_left. An
-    unanswered question is empty or null.
+    A part is imported only then, since each loads what nobody else needs.
     """
-    try:
-        from sampling_async._cli._match_run import MatchRun  # noqa: PLC0415  numpy, pyarrow: an extra
-    except ModuleNotFoundError as exc:
-        fail(f"match needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
-    ended_by_failure(lambda: MatchRun(service, members, options).run())
+    named = next((each for each in arguments or () if not each.startswith("-")), None)
+    for name in _PARTS if named is None or named not in {*_PARTS, *_HERE} else {named} - _HERE:
+        part = import_module(f"sampling_async._cli.{_PARTS[name]}")
+        if name in _GROUPS:
+            app.add_typer(part.app, name=name)
+        else:
+            app.command(name, cls=Command)(getattr(part, name))
+    return app
 
 
-app.add_typer(_campaign.app, name="campaign")
-app.command(cls=Command)(takes(options=_doctor.DoctorOptions, service=ServiceOptions)(_doctor.doctor))
-app.command(cls=Command)(_top.top)
-app.command(cls=Command)(takes(notify=_simulation.Notify)(_simulation.simulate))
-app.command(cls=Command)(quietable(_simulation.demo))
-app.command(cls=Command)(_outcomes.outcomes)
-app.add_typer(_notifications.app, name="notifications")
-app.add_typer(_profile.app, name="profile")
+# The commands above; and in modules of their own, the others, in the order of the help.
+_HERE: Final = {"quotas", "settings", "invite", "bulk-invite", "fan-out", "recontact"}
+_PARTS: Final = {
+    "match": "_match",
+    "campaign": "_campaign",
+    "doctor": "_doctor",
+    "top": "_top",
+    "simulate": "_simulation",
+    "demo": "_simulation",
+    "outcomes": "_outcomes",
+    "notifications": "_notifications",
+    "profile": "_profile",
+}
+_GROUPS: Final = {"campaign", "notifications", "profile"}

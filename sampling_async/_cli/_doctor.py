@@ -33,7 +33,7 @@ from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, asked_key, ended_by_failure
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse, Verdict, without_guids
-from sampling_async._cli._options import given
+from sampling_async._cli._options import given, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._profiles import setting
 from sampling_async._protocol.requests import get_settings
@@ -98,6 +98,7 @@ class DoctorOptions:
         return {kind.setting: url for kind, url in urls.items() if kind.setting}
 
 
+@takes(options=DoctorOptions, service=ServiceOptions)
 def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     """Check all between this machine and the service: address, TLS, proxy, key, panel, settings, speed.
 

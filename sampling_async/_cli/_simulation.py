@@ -21,7 +21,7 @@ from rich.text import Text
 from sampling_async import DecodeError, InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
-from sampling_async._cli._options import flag, given, option
+from sampling_async._cli._options import flag, given, option, quietable, takes
 from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
 from sampling_async.simulator._transport import listening
 
@@ -108,6 +108,7 @@ def _is_web_address(text: str) -> bool:
         return False
 
 
+@takes(notify=Notify)
 def simulate(
     notify: Notify,
     *,
@@ -259,6 +260,7 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
     screen.file.flush()
 
 
+@quietable
 def demo(
     *,
     members: Annotated[int, option("N", "The number of members.", min=1)] = 600,

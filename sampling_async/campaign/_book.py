@@ -195,7 +195,9 @@ class Book:
         for outcome in outcomes:
             if outcome.quota_id not in member.waiting:  # given twice
                 continue
-            self.put_back(member, (outcome.quota_id,))
+            member.waiting.discard(outcome.quota_id)
+            self.asked -= 1
+            self.asked_cost -= self._places[outcome.quota_id].quota.cost
             if outcome.status == "not_sent" and isinstance(outcome.error, _OF_ALL):
                 continue
             if outcome.result_code is not None and outcome.result:

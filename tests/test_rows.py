@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling_async._journal.members import MemberFilter
+from sampling_async._journal.rows import MemberFilter
 
 
 @given(st.sets(st.binary(max_size=12)))
