@@ -22,6 +22,7 @@ SECTIONS: Final = {
     "journal": "Journal: what it costs that each request is on disk before it is sent",
     "campaign": "Campaign: what its requests cost, by those of a plain fan-out",
     "watching": "Watching: what hooks and OpenTelemetry cost",
+    "click": "Click: an invite that somebody waits for, beside a fan-out",
     "width": "Width: from one request at a time to hundreds",
     "queued": "Queued: from ten waiting chunks to a hundred thousand",
     "latency": "Latency: the duration of a request by its number of quota IDs",

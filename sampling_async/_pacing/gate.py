@@ -39,12 +39,20 @@ _AT_ONCE: Final = 2.0
 _LONGEST_GUESS: Final = 0.25
 _LONGEST_SHARE: Final = 0.1
 
+# Calls that somebody waits for may go beyond the maximum while the service is well: by two at most, and by a
+# quarter of a small maximum. Then they need not wait for another request while a fan-out has all places.
+_RESERVED: Final = 2
+_RESERVED_SHARE: Final = 4
+
+# Seconds after a report of overload in which the service does not count as well.
+_UNWELL: Final = 10.0
+
 
 class Gate:
     """A fair limit on the number of attempts that run at once. It adapts, and a hold shuts it for a while.
 
     Attributes:
-        maximum: The number of attempts that may run, all kinds together.
+        maximum: The number of attempts that may run, all kinds together; see `_RESERVED`.
         waiting: The number of tasks that wait for a permit.
         clock: Returns seconds, from any start.
     """
@@ -59,6 +67,7 @@ class Gate:
         outage: Outage | None = None,
     ) -> None:
         self.maximum = maximum
+        self._reserved = min(_RESERVED, maximum // _RESERVED_SHARE)
         self._outage = outage
         if outage is not None:
             outage.on_change = self._note_outage
@@ -333,10 +342,23 @@ class Gate:
     def serve(self) -> None:
         """Grant all free permits to the waiters whose turn it is."""
         while len(self._held) < self.maximum and (lane := self._turns.next()) is not None:
-            waiter = lane.leave()
             self._turns.count(lane)
-            waiter.grant()
-            waiter.wake()
+            self._grant_first(lane)
+        # Few get here: with a place left, nobody waits.
+        while self.maximum <= len(self._held) < self.maximum + self._reserved:
+            lane = self._turns.first_interactive()
+            if lane is None or not self._is_well():
+                return
+            self._grant_first(lane)
+
+    def _grant_first(self, lane: Lane) -> None:
+        waiter = lane.leave()
+        waiter.grant()
+        waiter.wake()
+
+    def _is_well(self) -> bool:
+        now = self.clock()
+        return all(now - max(kind.reported_at, kind.lowered_at) > _UNWELL for kind in self._kinds.values())
 
 
 class Permit:

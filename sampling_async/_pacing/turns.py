@@ -204,13 +204,13 @@ class FairQueue:
         """Return the lane whose turn it is, of those with a waiter that their kind has room for."""
         # Interactive lanes first, up to nine permits in a row; then another lane; then interactive lanes again,
         # without that bound, if no other lane can use a permit.
-        interactive = self._first_interactive()
+        interactive = self.first_interactive()
         if interactive is not None and self.in_a_row < _MOST_IN_A_ROW:
             return interactive
         return self._first_in_line() or interactive
 
-    def _first_interactive(self) -> Lane | None:
-        # Each kind has one interactive lane. The waiter that came first of all these lanes is next.
+    def first_interactive(self) -> Lane | None:
+        """Return the interactive lane of a kind with room in which somebody has waited longest."""
         first: Lane | None = None
         for kind in self._kinds.values():
             lane = kind.interactive
