@@ -40,8 +40,8 @@ class Clicker(OurClient):
 
     async def _beside(self, count: int) -> list[float]:
         fan_out = asyncio.create_task(self._fan_out())
-        while self.client.snapshot().limit < self.client.snapshot().max_concurrency:
-            await asyncio.sleep(0.05)  # noqa: ASYNC110  the limit has grown
+        while self.client.snapshot().limit < self.client.snapshot().max_concurrency:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         try:
             return await self._clicks(count)
         finally:
