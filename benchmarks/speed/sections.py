@@ -28,6 +28,7 @@ SECTIONS: Final = {
     "latency": "Latency: the duration of a request by its number of quota IDs",
     "inventory": "Inventory: bytes to models",
     "stalls": "Stalls: the event loop while an inventory is read",
+    "refresh": "Refresh: the event loop while a live index takes a new inventory",
     "makespan": "Makespan: the time of the last response",
     "memory": "Memory: millions of quota IDs and of recontact codes",
     "recontact": "Recontact: reading ahead",

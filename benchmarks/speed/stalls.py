@@ -92,7 +92,7 @@ class Reader:
         async with self._client() as client:
             if self._what in {GET, ITER}:
                 await client.client.get_settings()  # the first call imports modules, which must not count
-            ticker = asyncio.create_task(_tick(gaps))
+            ticker = asyncio.create_task(tick(gaps))
             await asyncio.sleep(_BESIDE)
             began = time.perf_counter()
             read = await self._surveys(client)
@@ -145,7 +145,7 @@ class Reader:
         return number
 
 
-async def _tick(gaps: list[float]) -> None:
+async def tick(gaps: list[float]) -> None:
     """Record the delay of each tick.
 
     If this process did not work during a delay, the cause is the machine, which gave it no core. So a delay
