@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from scoreboard.board import at_least, at_most
 
 from speed.canned_server import canned_service
-from speed.contenders import AIOHTTP, COUNTED, ENGINES, HTTPX, OURS, PEERS, UVLOOP, contender
+from speed.contenders import AIOHTTP, BARE, COUNTED, ENGINES, HTTPX, OURS, PEERS, UVLOOP, WORKERS, contender
 from speed.measuring import Measured, Spread, Table, interleaved, microseconds, ratio, several_times
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def measure(run: Run) -> Measured:
         # The slow clients take most of the time of a round, so the fast ones are compared in many more.
         compared = several_times(
             run.of(3, 7),
-            lambda: samples_of((OURS, AIOHTTP, COUNTED), address, requests, run.of(3, 9)),
+            lambda: samples_of((OURS, AIOHTTP, WORKERS, BARE, COUNTED), address, requests, run.of(3, 9)),
         )
         of_engines = samples_of(engines, address, requests, run.of(1, 7))
     cpu = {name: [sample.cpu for sample in taken] for name, taken in compared.items()}
@@ -43,6 +43,8 @@ def measure(run: Run) -> Measured:
             at_most(
                 f"CPU a bulk request, {WIDTH} wide: {AIOHTTP} is 1", 1.15, ratio(cpu[OURS], cpu[AIOHTTP]).median
             ),
+            at_most(f"the same: {WORKERS} is 1", 0.85, ratio(cpu[OURS], cpu[WORKERS]).median),
+            at_most(f"the same: {BARE} is 1", 1.7, ratio(cpu[OURS], cpu[BARE]).median),
             at_most(
                 "the same for who takes result.invites and result.counts",
                 1.0,

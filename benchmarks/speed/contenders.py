@@ -35,7 +35,15 @@ PEERS: Final = {
 
 COUNTED: Final = "sampling_async, invites and counts"
 WHOLE: Final = "sampling_async, from_json"
-_VARIANTS: Final = {**PEERS, COUNTED: "sampling:SamplingAsyncCounted", WHOLE: "sampling:SamplingAsyncWhole"}
+WORKERS: Final = "aiohttp + msgspec, a task a place"
+BARE: Final = "asyncio.Protocol + httptools + msgspec"
+_BEST: Final = {WORKERS: "aiohttp_msgspec:AiohttpWorkers", BARE: "bare_protocol:BareProtocol"}
+_VARIANTS: Final = {
+    **PEERS,
+    **_BEST,
+    COUNTED: "sampling:SamplingAsyncCounted",
+    WHOLE: "sampling:SamplingAsyncWhole",
+}
 
 ENGINES: Final = ("httpx.AsyncHTTPTransport", "httpx_aiohttp.AiohttpTransport", "pyreqwest's HttpxTransport")
 UVLOOP: Final = "its own, under uvloop"
