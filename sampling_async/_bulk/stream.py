@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     """The quota IDs of a chunk and their results."""
 
 _UNREQUESTED_KEPT: Final = 10_000
-_STEPS_A_REPLY: Final = 4
-"""To put a reply in order takes as long as this many steps of a loop over quota IDs."""
+_STEPS_A_REPLY: Final = 4  # to put a reply in order takes as long as this many steps of a loop over quota IDs
 
-_AT_ONCE: Final = 4096
-"""How many entries of a dict are freed before the event loop gets a turn."""
+_AT_ONCE: Final = 4096  # how many entries of a dict are freed before the event loop gets a turn
 
 
 @frozen
@@ -149,7 +147,6 @@ class OutcomeStream:
         return sum(outcome.replayed for outcome in islice(job.answered.outcomes(), most))
 
     def _release(self, job: Job) -> None:
-        """Count a job as received completely, and remove it from the open jobs."""
         places = _places(job)
         self._answered += places
         self._replayed += self._replayed_of(job, places)
@@ -253,7 +250,6 @@ class OutcomeStream:
         return evolve(timing, permit=permit, hold=timing.hold + shut)
 
     async def _in_order(self, quota_ids: tuple[int, ...], replies: Mapping[int, _Reply]) -> list[Answers]:
-        """Return the results of all quota IDs in their order, from the replies to their chunks."""
         in_order: list[Answers] = []
         # Without repeated IDs, each reply has the results of the next IDs, in their order.
         known = 0

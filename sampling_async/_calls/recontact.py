@@ -24,19 +24,7 @@ if TYPE_CHECKING:
 
 
 class PageReader:
-    """A reader of a recontact list, page by page.
-
-    Args:
-        caller: Makes the calls.
-        panel_guid: The panel.
-        quota_id: The quota.
-        max_results: Member codes in one page, or None for the service's own default.
-        after: The last member code already received, if any.
-        permit: Returns a new permit for each call.
-
-    Raises:
-        InvalidRequestError: An argument cannot be sent.
-    """
+    """A reader of a recontact list, page by page. `permit` returns a new permit for each call."""
 
     def __init__(
         self,
@@ -59,7 +47,6 @@ class PageReader:
 
     @property
     def done(self) -> bool:
-        """Whether the last page was read."""
         return self._cursor.done
 
     async def read(self) -> RecontactMembers:
@@ -123,10 +110,6 @@ class Cursor:
     """The position of a reader in a recontact list, with a check that the list advances.
 
     Codes are only compared for equality, because the service sorts them by its own collation.
-
-    Attributes:
-        after: The last member code received, or None at the start.
-        done: Whether the last page was read.
     """
 
     __slots__ = ("_seen", "after", "done")
@@ -139,9 +122,7 @@ class Cursor:
     def advance(self, page: RecontactMembers) -> RecontactMembers:
         """Move behind a page, and return it without a first code that repeats the end of the page before.
 
-        Raises:
-            PagingError: The service announces more members, but the page is empty or ends with the same code as
-                an earlier page.
+        A page with more to come that is empty, or ends as an earlier one did, is a PagingError.
         """
         # Example: after "b", the pages [b c d] and [c d] are both valid and both give [c d].
         if self.after is not None and page.member_codes[:1] == (self.after,):

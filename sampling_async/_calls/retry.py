@@ -186,12 +186,11 @@ class RetryBudget:
         self.tokens = size
 
     def spend(self) -> bool:
-        """Take a token for a retry. Return False if there is none: then the retry is not allowed."""
+        """Take a token for a retry; return False if there is none."""
         if self.tokens < 1:
             return False
         self.tokens -= 1
         return True
 
     def deposit(self) -> None:
-        """Put back the part of a token that a success gives."""
         self.tokens = min(self._size, self.tokens + self._deposit)

@@ -68,11 +68,7 @@ _OMITTED_WHEN_NONE: Final = {"survey_name", "member_amount"}
 
 
 def structure(cls: type[T], value: Any, at: str) -> T:
-    """Build a record from parsed JSON; `at` is the path of `value` in the body.
-
-    Raises:
-        DecodeError: The value breaks the contract.
-    """
+    """Build a record from parsed JSON; `at` is the path of `value` in the body."""
     try:
         return _converter().structure(value, cls)
     except (BaseValidationError, Mismatch) as exc:
@@ -82,7 +78,6 @@ def structure(cls: type[T], value: Any, at: str) -> T:
 
 
 def unstructure(record: object) -> Any:
-    """Turn a record, or a list or tuple of records, into a value for `json.dumps`."""
     return _converter().unstructure(record)
 
 

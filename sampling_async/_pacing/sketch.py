@@ -1,7 +1,6 @@
 """Percentiles of durations in little memory. No I/O: numbers in, percentiles out.
 
-Durations are counted in buckets, each 10 % wider than the one before. So a percentile is at most 5 % away from
-the true one, and the memory does not depend on the number of durations.
+Durations are counted in buckets, each 10 % wider than the one before, so a percentile is at most 5 % off.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class Sketch:
         self._began: float | None = None
 
     def add(self, seconds: float, now: float) -> None:
-        """Count a duration."""
         self._turn_over(now)
         bucket = int(log(seconds / _SHORTEST) / _LOG) + 1 if seconds > _SHORTEST else 0
         self._latest[min(bucket, _BUCKETS - 1)] += 1

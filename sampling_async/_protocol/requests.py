@@ -37,20 +37,14 @@ _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 
 @value
 class Chunk:
-    """Distinct quota IDs of one member for one bulk request.
-
-    Attributes:
-        member_code: The member.
-        quota_ids: The quota IDs, in the order of the request.
-        repeated: How many times the caller gave an ID, for IDs given more than once. An ID is sent once, but
-            the caller gets one outcome for each time, which is called a *place*.
-        asked_before: Whether an earlier request with these IDs may have made invites.
-    """
+    """Distinct quota IDs of one member for one bulk request."""
 
     member_code: str = field(repr=hidden)
     quota_ids: tuple[int, ...]
+    # How many times the caller gave an ID, for IDs given more than once. It is sent once, but gets one outcome
+    # for each time, which is called a *place*.
     repeated: Mapping[int, int] = _NONE
-    asked_before: bool = False
+    asked_before: bool = False  # an earlier request with these IDs may have made invites
 
     @classmethod
     def of(cls, member_code: str, places: Mapping[int, int], *, asked_before: bool = False) -> Self:
@@ -66,7 +60,6 @@ class Chunk:
         return len(self.quota_ids) + sum(self.repeated.values()) - len(self.repeated)
 
     def each_place(self) -> Iterator[int]:
-        """Yield each quota ID as many times as the caller gave it."""
         if not self.repeated:
             return iter(self.quota_ids)
         return (each for id_ in self.quota_ids for each in repeat(id_, self.repeated.get(id_, 1)))
@@ -96,11 +89,7 @@ _SETTINGS: Final = "/IntegratedPanelService/api/Settings"
 
 
 def quota_id_of(value: SupportsIndex) -> int:
-    """Return a quota ID as an int.
-
-    Raises:
-        InvalidRequestError: The value is not a whole number from 1 to 2**63 - 1.
-    """
+    """Return a quota ID as an int from 1 to 2**63 - 1."""
     # `operator.index` also takes whole numbers of NumPy and the like. `True` is an int, but no quota ID.
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -119,11 +108,9 @@ def quota_id_of(value: SupportsIndex) -> int:
 
 
 def member_code_of(value: str) -> str:
-    """Return a member code, after checking that it can be a segment of a path.
+    """Return a member code, after checking that it can be a segment of a path. No error repeats it.
 
-    Raises:
-        InvalidRequestError: The code is empty, `.` or `..` (HTTP libraries remove such segments, even encoded),
-            or has control characters or half of a surrogate pair. The error's text does not contain the code.
+    HTTP libraries remove the segments `.` and `..`, even encoded.
     """
     if not isinstance(value, str):
         raise InvalidRequestError(f"a member code must be a str, not {type(value).__name__}")
@@ -135,12 +122,7 @@ def member_code_of(value: str) -> str:
 
 
 def cursor_of(value: str) -> str:
-    """Return a member code, after checking that it can be the value of a query, as any code that came can.
-
-    Raises:
-        InvalidRequestError: The code is empty, or has half of a surrogate pair. The error's text does not
-            contain it.
-    """
+    """Return a member code, after checking that it can be the value of a query. No error repeats it."""
     if not isinstance(value, str) or not value or re.search(r"[\ud800-\udfff]", value):
         raise InvalidRequestError(
             "after must be a member code: a str that is not empty, without lone surrogates"

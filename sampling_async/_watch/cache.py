@@ -1,8 +1,7 @@
 """The last good inventory in a file, for the next start. It is read and written in a thread.
 
-The first line says what the file is. Then come the inventory without its surveys, and each survey in a line of
-its own. The last line holds a digest of all lines before it. A file that was cut off, altered or made by
-something else is not used.
+The first line says what the file is. Then come the inventory without its surveys, each survey in a line, and a
+digest of all lines before. A file that was cut off, altered or made by something else is not used.
 """
 
 from __future__ import annotations
@@ -29,21 +28,13 @@ if TYPE_CHECKING:
 
 _FORM: Final = "sampling_async inventory 1"
 _LOG: Final = logging.getLogger("sampling_async.watch")
-_LATE_START: Final = 300.0
-"""Seconds by which a file may be from the future: clocks are set back."""
+_LATE_START: Final = 300.0  # seconds by which a file may be from the future: clocks are set back
 
-_LEFTOVER: Final = 3600.0
-"""Seconds after which nobody writes to a temporary file any longer."""
+_LEFTOVER: Final = 3600.0  # seconds after which nobody writes to a temporary file any longer
 
 
 class CacheFile:
-    """The file of one watch.
-
-    Args:
-        path: The file.
-        owner: Identifies the address, the panel and the options. An inventory of another owner is not used.
-        max_age: Seconds after which an inventory is too old to be used.
-    """
+    """The file of one watch. An inventory older than `max_age` seconds, or of another `owner`, is not used."""
 
     def __init__(self, path: str | os.PathLike[str], owner: str, max_age: float) -> None:
         self._path = Path(path)
