@@ -67,7 +67,6 @@ class Profile:
         return "keyring" if self.keyring else f"variable {self.api_key_variable}"
 
     def key(self) -> Secret | None:
-        """Return the key from the place that the profile names; None if there is none."""
         if self.keyring:
             found = in_keyring(lambda keyring: keyring.get_password(_KEYRING, self.account)) or ""
         else:
@@ -99,7 +98,6 @@ class Profile:
             )
 
     def no_key(self) -> InvalidRequestError:
-        """Return the error for a key that is missing where the profile says it is."""
         way = (
             f"store it with `sampling-async profile set-key {self.name}`"
             if self.keyring
@@ -123,7 +121,6 @@ def profiles_file() -> Path:
 
 
 def _expanded(path: str, where: str) -> Path:
-    """Return a path with the home folder in place of ~."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -219,7 +216,6 @@ def proxy_setting(profile: Profile | None) -> Secret | None:
 
 
 def in_keyring(use: Callable[[Any], Any]) -> Any:
-    """Use the keyring of the system."""
     missing = ""
     try:
         return use(import_module("keyring"))
@@ -250,7 +246,6 @@ _TYPES: Final[Mapping[str, tuple[type, str]]] = {
 
 
 def _profile(path: Path, name: str, table: Any) -> Profile:
-    """Return a profile after a check of every key."""
     where = f"{path}: [{name:.60}]"
     if _SECRETS.search(name) and not isinstance(table, dict):
         raise InvalidRequestError(f"{path}: {name:.60} is refused: {_NO_KEY}")

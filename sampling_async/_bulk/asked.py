@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sampling_async._protocol.results import Answers, InviteOutcome, Said
 
 MOST_BYTES: Final = 64 * 2**20  # how many bytes of requests one fan-out keeps, without invites
-
 MOST_INVITES: Final = 100_000  # how many invites one fan-out keeps: about 32 MB
 
 # Bytes, measured with tracemalloc on Python 3.11.
@@ -37,7 +36,6 @@ _AN_OUTCOME: Final = 300
 _AN_INDEXED_ID: Final = 120
 
 _SMALL: Final = 4  # the bytes of a quota ID below 2**32
-
 _FEW: Final = 8  # how many requests of one member are indexed without a turn for the event loop
 
 _GONE: Final = (

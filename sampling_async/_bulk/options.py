@@ -119,7 +119,6 @@ class BulkOptions:
 
 
 def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, weight: float) -> BulkOptions:
-    """Return the options after a check of their values."""
     size = whole_number(chunk_size, "chunk_size", most=MAX_QUOTA_IDS)
     if goal not in {"throughput", "first", None}:
         raise InvalidRequestError(f'goal must be "throughput" or "first", not {goal!r}')

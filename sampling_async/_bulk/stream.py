@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _UNREQUESTED_KEPT: Final = 10_000
 _STEPS_A_REPLY: Final = 4  # to put a reply in order takes as long as this many steps of a loop over quota IDs
-
 _AT_ONCE: Final = 4096  # how many entries of a dict are freed before the event loop gets a turn
 
 
@@ -121,7 +120,7 @@ class OutcomeStream:
         taken = known = answered = self._answered
         replayed = of_journal = self._replayed
         for job in self._jobs.open:
-            places = _places(job)
+            places = job.chunk.places
             taken += places
             answered += job.taken
             if job.answered is not None:
@@ -147,7 +146,7 @@ class OutcomeStream:
         return sum(outcome.replayed for outcome in islice(job.answered.outcomes(), most))
 
     def _release(self, job: Job) -> None:
-        places = _places(job)
+        places = job.chunk.places
         self._answered += places
         self._replayed += self._replayed_of(job, places)
         self._jobs.release(job)
@@ -211,11 +210,9 @@ class OutcomeStream:
         return self
 
     async def result(self, request: InviteRequest, began: float) -> BulkInviteResult:
-        """Return the outcomes of a stream of one request, in the order given; this is faster than iterating.
+        """Return the outcomes of a stream of one request, in the order given, faster than by iterating.
 
-        Args:
-            request: The request.
-            began: When its check began, by the gate's clock.
+        Its check began at `began`, by the gate's clock.
         """
         # By their first quota ID. Only what the result needs: the garbage collector visits all that is kept.
         replies: dict[int, _Reply] = {}
@@ -295,22 +292,15 @@ class OutcomeStream:
                     return outcome
                 # An iterator that ends too early was ended by a signal handler that raised inside it. A new one
                 # continues after the outcomes that were taken.
-                if job.taken < _places(job):
+                if job.taken < job.chunk.places:
                     self._current[0] = job, job.left()
                     continue
                 self._current.popleft()
                 self._release(job)
-            job = await self._next_job()
+            following = await self._jobs.next()
+            if following is None:
+                self._inviter.raise_test_failure()
+                raise StopAsyncIteration
+            job = following
             self.unrequested.extend(job.account().answer.unrequested)
             self._current.append((job, job.left()))
-
-    async def _next_job(self) -> Job:
-        job = await self._jobs.next()
-        if job is None:
-            self._inviter.raise_test_failure()
-            raise StopAsyncIteration
-        return job
-
-
-def _places(job: Job) -> int:
-    return job.chunk.places

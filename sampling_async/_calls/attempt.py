@@ -57,7 +57,6 @@ class Feedback:
     def attempt_ended(
         self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float, now: float
     ) -> None:
-        """Update limits, outage and durations from the result of an attempt."""
         if isinstance(answer, SamplingError):
             # After the deadline, the failure says nothing about the service.
             if permit.remaining > _NO_TIME:

@@ -42,8 +42,6 @@ _REMEMBERED: Final = 32_768
 class InviteOwners:
     """The latest links of a client, each with the member who received it."""
 
-    __slots__ = ("_before", "_latest", "_most")
-
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._latest: dict[int, str] = {}
         self._before: dict[int, str] = {}
@@ -277,7 +275,6 @@ class Caller:
         return wait if 0 <= wait < longest else None
 
     def shut_within(self, endpoint: str, first: float, last: float) -> float:
-        """Return the seconds between two moments in which such calls waited for a hold or an outage."""
         return self._gate.kind(endpoint).shut.within(first, last)
 
     def must_be_of_this_loop(self) -> None:
@@ -313,7 +310,6 @@ class Caller:
             raise
 
     def wall_limit(self, call: Call[Any]) -> float:
-        """Return the seconds that one attempt of a call without quota IDs may take from start to end."""
         return self._session.timeouts.wall_limit(call.endpoint)
 
     async def go_on(
@@ -334,7 +330,6 @@ class Caller:
         raise failure
 
     async def _refused(self, permit: Permit) -> SamplingError | None:
-        """Wait for the permit; return an error if it is not granted."""
         try:
             # Checked before queueing: the gate of another event loop would never wake this task.
             self._session.check_usable()

@@ -50,7 +50,6 @@ class PageReader:
         return self._cursor.done
 
     async def read(self) -> RecontactMembers:
-        """Return the next page and move the cursor behind it."""
         call = recontact_members(
             self._panel_guid, self._quota_id, max_results=self._max_results, after=self._cursor.after
         )
@@ -112,8 +111,6 @@ class Cursor:
     Codes are only compared for equality, because the service sorts them by its own collation.
     """
 
-    __slots__ = ("_seen", "after", "done")
-
     def __init__(self, after: str | None = None) -> None:
         self.after = after
         self.done = False
@@ -127,16 +124,11 @@ class Cursor:
         # Example: after "b", the pages [b c d] and [c d] are both valid and both give [c d].
         if self.after is not None and page.member_codes[:1] == (self.after,):
             page = evolve(page, member_codes=page.member_codes[1:])
-        if page.has_additional_members:
-            self._step(page.member_codes)
-        else:
+        codes = page.member_codes
+        if not page.has_additional_members:
             self.done = True
-            self.after = page.member_codes[-1] if page.member_codes else self.after
-        return page
-
-    def _step(self, codes: tuple[str, ...]) -> None:
-        # A page that ends like any earlier page would make the reader go round in a circle.
-        if not codes or codes[-1] in self._seen:
+        elif not codes or codes[-1] in self._seen:
+            # A page that ends like any earlier page would make the reader go round in a circle.
             fault = "ends with the same code as an earlier page" if codes else "is empty"
             raise PagingError(
                 f"the page {fault}, but the service announces more members; resume later with "
@@ -144,5 +136,6 @@ class Cursor:
                 cursor=self.after,
                 member_codes=codes,
             )
-        self.after = codes[-1]
+        self.after = codes[-1] if codes else self.after
         self._seen.add(self.after)
+        return page

@@ -39,7 +39,6 @@ def moment_of(value: object, name: str) -> float:
 
 
 def whole_number(value: object, name: str, *, least: int = 1, most: int | None = None) -> int:
-    """Return a whole number from `least` to `most`, or of any size without `most`."""
     if not is_whole(value) or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InvalidRequestError(f"{name} must be a whole number {bounds}, not {shown(value)}")
@@ -74,7 +73,6 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def whole_from_1(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Validate an attrs field: a whole number of at least 1."""
     whole_number(value, attribute.name)
 
 
@@ -85,7 +83,6 @@ def positive(owner: object, attribute: Attribute[Any], value: float | None) -> N
 
 
 def not_negative(owner: object, attribute: Attribute[Any], value: float) -> None:
-    """Validate an attrs field: a number of at least 0."""
     number_from_0(value, f"{type(owner).__name__}.{attribute.name}")
 
 

@@ -39,7 +39,6 @@ class Call(Generic[T]):
 
     @property
     def has_effect(self) -> bool:
-        """Whether the request makes invites."""
         return self.endpoint in {"bulk_invite", "generate_invite"}
 
 

@@ -79,7 +79,6 @@ class JournalFile:
 
     @property
     def chunks(self) -> int:
-        """The highest chunk number in the file."""
         return self._opened().chunks
 
     # --- Opening
@@ -132,7 +131,6 @@ class JournalFile:
         self._mend(header)
 
     def _checked(self, header: Header | None) -> JournalRows:
-        """Return the rows after a check of all of them."""
         self._must_be_whole(header)
         rows = JournalRows(self._real)
         try:

@@ -68,7 +68,6 @@ _OMITTED_WHEN_NONE: Final = {"survey_name", "member_amount"}
 
 
 def structure(cls: type[T], value: Any, at: str) -> T:
-    """Build a record from parsed JSON; `at` is the path of `value` in the body."""
     try:
         return _converter().structure(value, cls)
     except (BaseValidationError, Mismatch) as exc:
@@ -82,7 +81,6 @@ def unstructure(record: object) -> Any:
 
 
 def _locate(error: Exception, at: str) -> tuple[str, str]:
-    """Return the path and the rule of the first fault."""
     # cattrs nests one group of exceptions for each level of the body. Each step goes into the first exception
     # and adds its field or index to the path.
     while isinstance(error, ClassValidationError | IterableValidationError):

@@ -170,7 +170,6 @@ class Shared:
         self._bytes = 0
 
     def unknown(self, texts: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Return the texts that have not been read so far, each once."""
         if self._bytes > _SHARED_BYTES:
             self.conditions.clear()
             self._bytes = 0
@@ -229,6 +228,7 @@ def positive_ints(values: tuple[Any, ...]) -> tuple[int, ...] | None:
 
 
 def warm_up() -> None:
+    """Fill the caches, so that the first response does not block the event loop."""
     for record in (Quotas, tuple[Survey, ...], Survey, tuple[msgspec.Raw, ...], QuestionAndAnswers, _WireReply):
         _decoder(record)
 
@@ -301,7 +301,6 @@ def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _on_the_wire(hint: Any) -> Any:
-    """Return the type that msgspec reads for a type of the records."""
     if attrs.has(hint) and hint is not Invite:
         return _draft(hint)
     if get_origin(hint) is tuple:
@@ -383,7 +382,6 @@ def _become_each(name: str, record: type[Any], drafts: Sequence[Any], shared: Sh
 
 
 def _fill(name: str, stands_for: Any, drafts: Sequence[Any], _: Shared) -> bool:
-    """Replace nulls by the values that they stand for."""
     # The first test runs in C, and nearly always finds no null.
     if None in map(attrgetter(name), drafts):
         for draft in drafts:
@@ -432,7 +430,6 @@ def _unpack(drafts: Sequence[Any], _: Shared) -> bool:
 
 
 def _are_single_values(values: Sequence[str]) -> bool:
-    """Return whether each text is one value, not empty and without blanks."""
     joined = ",".join(values)
     if joined.split() != [joined]:  # there is a blank, or no character at all
         return not values

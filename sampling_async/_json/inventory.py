@@ -17,16 +17,8 @@ from attrs import evolve
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey, leave_out
-from sampling_async._json.codec import (
-    from_json,
-    new_shared,
-    parse,
-    read,
-    read_many,
-    read_unknown,
-    structure,
-    whole_number,
-)
+from sampling_async._json.codec import from_json, parse, read, structure, whole_number
+from sampling_async._json.fast import Shared, read_many, read_unknown
 from sampling_async._json.rules import says_absent, spelled
 
 if TYPE_CHECKING:
@@ -72,14 +64,13 @@ class Inventory:
         self._survey: _Extent | None = None  # the survey whose end has not been found so far
         self._alike = b""  # the text between the two latest surveys, see `_ALIKE`
         self._tried = 0  # where the last try of `_cut_many` ended, successful or not
-        self._shared = new_shared()
+        self._shared = Shared()
         self._known = known
         self._unchanged = 0  # known surveys since the last one that was read
         self._is_exact = False
         self._is_list_over = False
 
     def feed(self, part: bytes) -> list[Survey]:
-        """Add a part of the body, and return the surveys that are complete now."""
         self._buffer += part
         if self._head is None and len(self._buffer) - len(part) <= _HEAD_BYTES:
             head = _HEAD.match(self._buffer)
@@ -110,7 +101,6 @@ class Inventory:
         return self._head + b"]" + self._buffer if self._count == 0 else None
 
     def frame(self) -> Quotas:
-        """Return the inventory without its surveys, after the end."""
         assert self._head is not None
         # The head ends with the opening bracket of the list, so this is a whole body with an empty list.
         body = self._head + b"]" + self._buffer
@@ -276,7 +266,6 @@ class LeftOut:
 
 
 def read_inventory(body: bytes, *, strict: bool) -> Quotas:
-    """Read an inventory as a whole, as `Inventory` reads it in parts."""
     try:
         return from_json(Quotas, body)
     except DecodeError as exc:
@@ -314,11 +303,9 @@ class _Extent:
         self._scanned -= by
 
     def be_exact(self) -> None:
-        """Stop guessing, and start again from the first byte."""
         self.is_exact, self._depth, self._scanned = True, 0, self.start
 
     def find_end(self) -> int | None:
-        """Return the end of the survey, or None if it has not arrived."""
         # A candidate is the end if the braces up to it are balanced. If none is found in a long survey, the
         # search falls back: first from the known text to any possible end, then to tokens.
         while not self.is_exact:

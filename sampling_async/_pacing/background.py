@@ -409,7 +409,7 @@ class ReadAhead(Background, Generic[Item]):
         return bool(self._ready)
 
     async def next(self) -> Item | None:
-        """Return the next item, or None after the last. No item is lost if this is cancelled."""
+        """Return the next item, or None at the end. No item is lost if this is cancelled."""
         self._must_be_inside()
         while not self._ready:
             if self._finished:

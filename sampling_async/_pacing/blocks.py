@@ -29,18 +29,6 @@ _TICK: Final = 0.001  # seconds; a timer may fire this much too early
 class DeadlineScopes:
     """The open blocks of one owner, in one event loop."""
 
-    __slots__ = (
-        "__weakref__",
-        "_deadlines",
-        "_is_new",
-        "_is_shut",
-        "_loop",
-        "_none_left",
-        "_now",
-        "_rings_at",
-        "_timer",
-    )
-
     def __init__(self) -> None:
         self._deadlines: dict[Scope, float] = {}  # of the open blocks
         self._now: Callable[[], float] = anyio.current_time  # of the event loop's own clock, as deadlines are
@@ -99,7 +87,6 @@ class DeadlineScopes:
             earlier.cancel()
 
     def ring(self) -> None:
-        """Cancel the blocks whose time has passed, and set the timer for the next one."""
         self._timer, self._rings_at = None, inf
         now, earliest = self._now(), inf
         for scope, until in tuple(self._deadlines.items()):
@@ -112,7 +99,6 @@ class DeadlineScopes:
             self._set_timer(earliest)
 
     def shut(self) -> None:
-        """Cancel each block that begins from now on."""
         self._is_shut = True
 
     async def end(self, seconds: float) -> None:

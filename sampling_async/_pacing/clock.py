@@ -75,6 +75,5 @@ class Timeline:
         self._stage, self.since = stage, self._clock()
 
     def timing(self, attempts: int) -> Timing:
-        """End the current stage and return what has come together."""
         self.enter(self._stage)
         return Timing(**dict(zip(STAGES, self.seconds, strict=True)), attempts=attempts)

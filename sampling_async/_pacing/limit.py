@@ -69,23 +69,6 @@ class Pace:
     as before.
     """
 
-    __slots__ = (
-        "_accepted_at",
-        "_cost",
-        "_held_until",
-        "_highest",
-        "_is_measured",
-        "_is_resumed",
-        "_is_sure",
-        "_needed",
-        "_next_at",
-        "_rate",
-        "_refused_at",
-        "_stretch",
-        "_stretches",
-        "_unpaced",
-    )
-
     def __init__(self) -> None:
         self._rate = inf  # a second, at the latest refusal: measured or guessed
         self._is_measured = False
@@ -226,8 +209,6 @@ class Pace:
 class _Stretch:
     """The attempts between two refusals."""
 
-    __slots__ = ("accepted", "began", "begun", "refused")
-
     def __init__(self, began: float) -> None:
         self.began = began
         # An attempt that is under way when the next refusal comes may still be accepted, and then counts too.
@@ -242,8 +223,6 @@ class _Stretch:
 class _Unpaced:
     """The attempts without a rate, in stretches, compared with the stretches before."""
 
-    __slots__ = ("_accepted", "_before", "_began", "_compared", "_latest", "_usual", "count")
-
     def __init__(self, stretches: Sequence[_Stretch], now: float) -> None:
         self.count = 0
         self._compared = len(stretches)
@@ -255,7 +234,6 @@ class _Unpaced:
 
     @property
     def is_rare(self) -> bool:
-        """Whether few of the latest attempts were refused."""
         accepted, refused = self._sums()
         return refused <= _RARE * accepted
 
@@ -264,7 +242,6 @@ class _Unpaced:
         return accepted, sum(stretch.refused for stretch in self._latest)
 
     def per_second(self, now: float) -> float:
-        """Return how many attempts were accepted in a second."""
         return max(_LEAST_RATE, self._accepted / max(now - self._began, 1e-6))
 
     def goes_on(self, stretch: _Stretch, now: float) -> bool:
@@ -315,8 +292,6 @@ class LatencyLine:
 
     Each time is a moving average over responses: of varying times, one of many is short by chance.
     """
-
-    __slots__ = ("_best", "_recent", "line")
 
     def __init__(self) -> None:
         self._recent: dict[int, float] = {}
@@ -390,7 +365,6 @@ class AdaptiveLimit:
         self.generation += 1
 
     def answered(self, generation: int, running: int) -> None:
-        """Record a success while a number of attempts were running."""
         self._grow(1.0 / self._limit, generation, running)
 
     def answered_in(

@@ -153,7 +153,6 @@ class Outage:
             self._change.notify()
 
     def away_for(self) -> float:
-        """Return the seconds since the outage began; 0 without an outage."""
         return self._clock() - self.began_at if self.is_on else 0.0
 
     async def over(self, patience: float, since: float, *, deadline: float = inf) -> bool:

@@ -66,7 +66,6 @@ class Sketch:
             self._latest, self._began = [0] * _BUCKETS, self._began + _GENERATION if is_recent else now
 
     def percentiles(self, now: float) -> Percentiles | None:
-        """Return the percentiles; None if there were no attempts."""
         # Nothing is changed here: another thread than that of the event loop may ask.
         if self._began is None or now - self._began >= 2 * _GENERATION:
             return None
@@ -82,7 +81,6 @@ class Sketch:
 
 
 def _at(counts: list[int], rank: float) -> float:
-    """Return the middle of the bucket in which a rank lies."""
     bucket = next(at for at, seen in enumerate(accumulate(counts)) if seen >= rank)
     middle: float = _GROWTH ** (bucket - 0.5)
     return _SHORTEST * middle

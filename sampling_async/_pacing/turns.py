@@ -21,8 +21,6 @@ _KEPT: Final = 256
 class BusyIntervals:
     """The latest 256 spans of time in which somebody waited. Where several wait at once, that is one span."""
 
-    __slots__ = ("_ended", "_since", "_waiting")
-
     _since: float  # of the span that lasts
 
     def __init__(self) -> None:
@@ -42,7 +40,6 @@ class BusyIntervals:
             self._ended.append((self._since, now))
 
     def within(self, first: float, last: float) -> float:
-        """Return the seconds between two moments in which somebody waited."""
         spans = [*self._ended, *([(self._since, last)] if self._waiting else [])]
         return fsum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
 
@@ -57,8 +54,6 @@ class Lane:
     A lane of weight 2 has about two turns for each turn of a lane of weight 1. One that requests a permit at a
     time gets only one of the permits that are released in the same moment.
     """
-
-    __slots__ = ("_waiting", "in_line", "kind", "patience", "since", "stride", "turn")
 
     def __init__(self, kind: str, weight: float = 1.0, *, patience: float = 0.0) -> None:
         self.kind = kind
@@ -104,20 +99,6 @@ class Waiter:
 class WorkKind:
     """The state of one kind of work at a gate."""
 
-    __slots__ = (
-        "adaptive",
-        "held",
-        "held_until",
-        "interactive",
-        "lanes",
-        "lowered_at",
-        "pace",
-        "reported_at",
-        "shut",
-        "spread",
-        "stale",
-    )
-
     def __init__(self, name: str, maximum: int) -> None:
         self.adaptive = AdaptiveLimit(maximum)
         self.pace = Pace()
@@ -160,7 +141,6 @@ class FairQueue:
         return waiter
 
     def lanes(self) -> Iterator[Lane]:
-        """Yield all lanes that may have waiters."""
         for kind in self._kinds.values():
             yield kind.interactive
             yield from (lane for _, _, lane in kind.lanes)
@@ -193,7 +173,6 @@ class FairQueue:
         return None if first is None else first.lanes[0][2]
 
     def count(self, lane: Lane) -> None:
-        """Count a permit that is granted to a lane, which `next` has returned."""
         kind = self._kinds[lane.kind]
         if lane is kind.interactive:
             self.in_a_row += 1

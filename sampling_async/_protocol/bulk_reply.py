@@ -11,7 +11,8 @@ from attrs import field
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Invite, InviteOfCall, ResultCode, hidden
 from sampling_async._contract.structs import astuple, replace, value
-from sampling_async._json.codec import bulk_items, from_json, parse, structure, whole_number, zeros
+from sampling_async._json import fast
+from sampling_async._json.codec import from_json, parse, structure, whole_number, zeros
 from sampling_async._protocol.refusals import text_of, without
 from sampling_async._protocol.results import (
     MOST_SAID,
@@ -68,7 +69,7 @@ class BulkReply:
 
 def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkReply:
     """Read the body of Bulk Invite. A single unreadable item only makes its own ID `unknown`."""
-    items = bulk_items(body)
+    items = fast.read_bulk(body)
     columns = None if items is None else _columns(member_code, items)
     if items is not None and columns is not None:
         # Nearly always there is one item for each requested ID, in their order. Then nothing is matched.
@@ -163,7 +164,6 @@ def _result_of(member_code: str, value: Any) -> str | None:
 
 
 def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
-    """Read one item; return None if it has no readable QuotaID."""
     quota_id = whole_number(item.get("QuotaID", item.get("QuotaId"))) if type(item) is dict else None
     if quota_id is None:
         return None
@@ -189,7 +189,6 @@ def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
 
 
 def _merged(first: InviteOutcome, second: InviteOutcome) -> InviteOutcome:
-    """Return one outcome for two items with the same quota ID."""
     # Equal items are harmless. If they differ, neither can be trusted, and an invite may exist.
     if second.error is None and replace(first, anomaly=second.anomaly) == second:
         return replace(

@@ -48,13 +48,11 @@ class Chunk:
 
     @classmethod
     def of(cls, member_code: str, places: Mapping[int, int], *, asked_before: bool = False) -> Self:
-        """Return a chunk of quota IDs, each with its number of places."""
         repeated = {quota_id: times for quota_id, times in places.items() if times > 1}
         return cls(member_code, tuple(places), repeated or _NONE, asked_before)
 
     @property
     def places(self) -> int:
-        """The number of outcomes that the caller gets."""
         if not self.repeated:
             return len(self.quota_ids)
         return len(self.quota_ids) + sum(self.repeated.values()) - len(self.repeated)
@@ -65,7 +63,6 @@ class Chunk:
         return (each for id_ in self.quota_ids for each in repeat(id_, self.repeated.get(id_, 1)))
 
     def part(self, start: int, end: int) -> Chunk:
-        """Return a chunk of the quota IDs from one index to before another."""
         quota_ids, repeated = self.quota_ids[start:end], self.repeated
         if repeated:
             repeated = {id_: repeated[id_] for id_ in quota_ids if id_ in repeated} or _NONE
@@ -89,7 +86,6 @@ _SETTINGS: Final = "/IntegratedPanelService/api/Settings"
 
 
 def quota_id_of(value: SupportsIndex) -> int:
-    """Return a quota ID as an int from 1 to 2**63 - 1."""
     # `operator.index` also takes whole numbers of NumPy and the like. `True` is an int, but no quota ID.
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -157,7 +153,6 @@ InviteRequest.__repr__ = safe_repr(InviteRequest.__repr__)  # type: ignore[metho
 
 
 def request_of(member_code: str, quota_ids: tuple[int, ...]) -> InviteRequest:
-    """Return a request with values that were checked before."""
     # Skips the constructor, which would check them again.
     request: InviteRequest = object.__new__(InviteRequest)
     object.__setattr__(request, "member_code", member_code)

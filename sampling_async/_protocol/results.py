@@ -187,7 +187,6 @@ Answers: TypeAlias = Columns | Listed | Failed
 def outcomes_from(
     parts: Iterable[Answers], member_code: str, quota_ids: Iterable[int]
 ) -> Iterator[InviteOutcome]:
-    """Yield the outcomes of the quota IDs of some parts that follow each other."""
     each_id = iter(quota_ids)
     for part in parts:
         if not isinstance(part, Columns):
@@ -280,7 +279,6 @@ class BulkInviteResult(TimedInSlot, Sequence[InviteOutcome]):
         return tuple(self._between(first, last + 1))[:: places.step]
 
     def _between(self, start: int, end: int) -> Iterator[InviteOutcome]:
-        """Yield the outcomes from one place to before another."""
         if not self._ends:  # not before it is needed: there may be half a million answers
             self._ends = list(accumulate(map(len, self._answers)))
         first, last = bisect_right(self._ends, start), bisect_left(self._ends, end) + 1

@@ -68,13 +68,7 @@ class Telemetry:
         self._metrics = _metrics_of(meter_provider)
 
     def of_client(self, address: str, port: int, state: Callable[[], Mapping[str, float]]) -> ClientTelemetry:
-        """Return the telemetry of one client.
-
-        Args:
-            address: The host of the service.
-            port: Its port.
-            state: Returns the values of the gauges, by name.
-        """
+        """Return the telemetry of one client. `state` returns the values of the gauges, by name."""
         bound = ClientTelemetry(self._tracer, self._metrics, address=address, port=port, state=state)
         self._metrics.watched.add(bound)
         return bound

@@ -18,7 +18,7 @@ from attrs import evolve
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
-from sampling_async._json.codec import packed, parse, unpacked
+from sampling_async._json.codec import from_plain_json, parse, plain_json
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async._private_files import UNFINISHED, require_private, target_of, written_whole
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _FORM: Final = "sampling_async inventory 1"
 _LOG: Final = logging.getLogger("sampling_async.watch")
 _LATE_START: Final = 300.0  # seconds by which a file may be from the future: clocks are set back
-
 _LEFTOVER: Final = 3600.0  # seconds after which nobody writes to a temporary file any longer
 
 
@@ -80,8 +79,8 @@ class CacheFile:
         surveys: list[Survey] = []
         for line in lines[2:-1]:
             defer_full_gc()
-            surveys.append(unpacked(Survey, line))
-        return evolve(unpacked(Quotas, lines[1]), surveys=tuple(surveys)), float(head["began"])
+            surveys.append(from_plain_json(Survey, line))
+        return evolve(from_plain_json(Quotas, lines[1]), surveys=tuple(surveys)), float(head["began"])
 
     def save(self, quotas: Quotas, began: float) -> None:
         """Replace the file. Nothing raises: a failure is logged."""
@@ -108,7 +107,7 @@ class CacheFile:
         head = {"form": _FORM, "owner": self._owner, "began": began}
         digest = blake2b()
         for record in (head, evolve(quotas, surveys=()), *quotas.surveys):
-            line = packed(record) + b"\n"
+            line = plain_json(record) + b"\n"
             digest.update(line)
             yield line
         yield _ended(digest.hexdigest())

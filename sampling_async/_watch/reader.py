@@ -192,7 +192,6 @@ class QuotaChanges:
         return view.get(key)
 
     def _find(self) -> None:
-        """Find the changes of the next survey that may look different."""
         key = next(iter(self._due))
         self._batch_key, self._target, self._read = key, self._now(key), []
         self._batch.extend(differences(key, self._known.get(key), self._target))

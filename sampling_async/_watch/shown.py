@@ -108,16 +108,10 @@ class Shown:
         return leave_out(evolve(self.given, surveys=tuple(surveys.values())), self.given.left_out)
 
     def about(self, what: int | Wave) -> tuple[Key, ...]:
-        """Return the surveys that a closing of a quota or a survey is about."""
-        return self.homes(what) if isinstance(what, int) else self.waves(what)
-
-    def homes(self, quota_id: int) -> tuple[Key, ...]:
-        """Return the surveys that list a quota: one, or none."""
-        return self._homes.get(quota_id, ())
-
-    def waves(self, wave: Wave) -> tuple[Key, ...]:
-        """Return the surveys that a closing of a survey is about."""
-        survey_id, wave_id = wave
+        """Return the surveys that list a quota, or the known waves of a survey."""
+        if isinstance(what, int):
+            return self._homes.get(what, ())
+        survey_id, wave_id = what
         if wave_id is not None:
             return ((survey_id, wave_id),) if (survey_id, wave_id) in self.surveys else ()
         return tuple(self._waves.get(survey_id, ()))
@@ -140,7 +134,7 @@ class Shown:
         """Return the IDs of the quotas that the poll gave and that are closed."""
         found = [quota_id for quota_id in closings.quotas if quota_id in self._homes]
         for wave in closings.surveys:
-            found += (quota.quota_id for key in self.waves(wave) for quota in self.surveys[key].quotas)
+            found += (quota.quota_id for key in self.about(wave) for quota in self.surveys[key].quotas)
         return found
 
     def size(self) -> int:

@@ -37,7 +37,6 @@ class Secret:
         return value if isinstance(value, Secret) else cls(str(value))
 
     def matches(self, pattern: str) -> bool:
-        """Return whether the whole text matches."""
         return re.fullmatch(pattern, self.reveal()) is not None
 
     def __repr__(self) -> str:

@@ -34,19 +34,6 @@ class Traffic:
 class Connection:
     """A connection, and the response that it is receiving."""
 
-    __slots__ = (
-        "__weakref__",
-        "_answer",
-        "_is_open",
-        "_traffic",
-        "_wire",
-        "idled_for",
-        "is_kept",
-        "received",
-        "session_is_new",
-        "used_at",
-    )
-
     def __init__(self, wire: Wire, traffic: Traffic) -> None:
         self._wire = wire
         self._traffic = traffic
@@ -96,7 +83,6 @@ class Connection:
                 raise
 
     def new_answer(self) -> ResponseParser:
-        """Return the response that `read_on` is going to receive."""
         answer = self._answer = ResponseParser()
         return answer
 
@@ -110,7 +96,6 @@ class Connection:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the whole response has arrived, and no other request was sent since."""
         return self.received > 0 and self._answer.is_whole
 
     @property
@@ -211,8 +196,6 @@ class BodyStream(httpx.AsyncByteStream):
 
 class ErrorTranslator:
     """A block in which errors of the system, and a time limit that passed, become httpx's errors."""
-
-    __slots__ = ("_failure", "_timeout")
 
     def __init__(self, failure: type[httpx.NetworkError], timeout: type[httpx.TimeoutException]) -> None:
         self._failure = failure

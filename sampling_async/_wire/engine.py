@@ -242,7 +242,6 @@ class Engine:
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Keep a connection for the next request, if it is ready for one."""
         if self._idle:
             self._close_old()
         # It is old already if whoever read the response kept it for long.
@@ -271,7 +270,6 @@ class Engine:
         self._timer = loop.call_later(max(0.0, seconds), _clear, alive, loop, context=Context())
 
     def clear(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close the connections whose idle time has passed, and set the timer for the next one."""
         self._timer = None
         self._close_old()
         if self._idle:
@@ -315,7 +313,6 @@ class Engine:
 
 @lru_cache(maxsize=8)  # used by each request
 def _are_patched(transport: object, pool: object | None) -> bool:
-    """Return whether one of these methods is not that of its own library."""
     modules = [getattr(method, "__module__", "").split(".")[0] for method in (transport, pool)]
     return modules[0] != "httpx" or (pool is not None and modules[1] != "httpcore")
 

@@ -153,7 +153,6 @@ class ResponseParser:
     # --- Callbacks of the parser -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Note a second response, which belongs to no request."""
         self._is_surplus = self.is_whole
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -147,7 +147,6 @@ class Carrier(httpx.AsyncBaseTransport):
         return self._stock
 
     def close_idle(self) -> None:
-        """Close the idle connections of our engine. Later requests open new ones."""
         if self._engine is not None:
             self._engine.close_idle()
 
@@ -376,7 +375,6 @@ class Session:
         return Head(headers)
 
     def _made_limits(self, endpoint: Endpoint, quota_ids: int) -> tuple[dict[str, float], float]:
-        """Return the time limits of an attempt, as httpx names them, and that of the whole attempt."""
         limits = self.timeouts
         read = limits.read_limit(endpoint, quota_ids)
         timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
@@ -386,7 +384,6 @@ class Session:
         self._carrier.close_idle()
 
     def until_closed(self, seconds: float = inf) -> Block:
-        """Return a block that is cancelled after a number of seconds, or when the session is closed."""
         return self._blocks.within(seconds)
 
     def check_usable(self) -> None:

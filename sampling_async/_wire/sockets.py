@@ -151,7 +151,6 @@ class Wire:
     async def _ready_again(
         self, exc: OSError, usual: Callable[[float], Awaitable[None]], seconds: float
     ) -> None:
-        """Wait until the socket is ready for what it could not do, or raise any other error again."""
         if isinstance(exc, ssl.SSLWantReadError):
             await self._readable(seconds)
         elif isinstance(exc, ssl.SSLWantWriteError):

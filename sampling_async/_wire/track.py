@@ -48,5 +48,4 @@ class Track:
 
     @property
     def delivery(self) -> Delivery:
-        """What the delivery is if the call ends now."""
         return "unknown" if self.sent or self.ambiguous else "not_sent"

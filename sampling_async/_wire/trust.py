@@ -68,7 +68,6 @@ def alert_in(exc: BaseException | None) -> str:
 
 
 def text_of(alert: str) -> str:
-    """Return a message for an alert, with a remedy if there is one."""
     return f"the server ended TLS with the alert {alert!r}{_WAYS_OUT.get(alert, '')}"
 
 
@@ -83,7 +82,6 @@ class Unusable(Exception):  # noqa: N818  each caller turns it into another erro
 
 
 def checked_context(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Return the user's context, set to offer HTTP/1.1 by ALPN."""
     if not isinstance(context, ssl.SSLContext) or context.protocol is ssl.PROTOCOL_TLS_SERVER:
         raise InvalidRequestError(
             "ssl_context must be an ssl.SSLContext for clients, such as ssl.create_default_context()"

@@ -35,8 +35,6 @@ _SAYS: Final = {
 class Tunnel:
     """A tunnel through a proxy to a host. The proxy cannot read what TLS sends through it."""
 
-    __slots__ = ("_proxy", "_target")
-
     def __init__(self, proxy: Proxy, host: str, port: int) -> None:
         self._proxy = proxy
         self._target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -84,6 +82,5 @@ def credentials_for(proxy: Proxy) -> Mapping[str, str]:
 
 
 def refusal_of(status: int) -> Refusal:
-    """Return the error for a proxy that responded with a status of its own."""
     text = f"the proxy answered {status}{_SAYS.get(status, '')}; nothing was sent to the service"
     return Refusal(text, permanent=status not in _PASSING)
