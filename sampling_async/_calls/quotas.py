@@ -115,7 +115,6 @@ class _Reading:
                 surveys = self._inventory.end()
                 self.unread = self._inventory.unread
                 if self.unread is None:
-                    # at the end: the fields of the inventory around its surveys
                     self.frame: Quotas = self._inventory.frame()
                 self.is_over = True
                 await self._body.aclose()

@@ -118,7 +118,7 @@ class LimitedBody:
         self._decoded_left = decoded
         self._parts = 0
         self._limits = wire, decoded
-        self.own: Any = response.extensions.get("body")
+        self.own: Any = response.extensions.get("body")  # of our engine; None with other transports
         if self.own is not None:
             # The engine also counts the bytes around the body, such as chunk framing, which the parts do not
             # contain.

@@ -152,7 +152,7 @@ class BodyStream(httpx.AsyncByteStream):
         self._pool = pool
         self._is_released = False
         self.is_over = answer.is_whole
-        self.most = inf
+        self.most = inf  # bytes on the wire, with head, chunk framing and trailers
 
     def __aiter__(self) -> Self:
         return self
