@@ -34,7 +34,7 @@ from sampling_async._contract.checks import (
 from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
-from sampling_async._json.codec import warm_up
+from sampling_async._json.fast import warm_up
 from sampling_async._pacing.clock import LoopClock
 from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.outage import Away, Outage

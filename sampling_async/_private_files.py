@@ -32,20 +32,13 @@ _OF_SQLITE: Final = ("", "-wal", "-shm", "-journal")
 def make_private(path: Path) -> None:
     """Make an empty file that only its owner can read and write.
 
-    SQLite would make it as the umask says. It gives `-wal` and `-shm` the mode of the file.
-
-    Raises:
-        FileExistsError: There is one.
+    SQLite would make it as the umask says, and gives `-wal` and `-shm` the mode of the file.
     """
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWNER_ONLY))
 
 
 def open_private(path: Path) -> int:
-    """Open a file to read and write, or make it, and return its descriptor. A symbolic link is not followed.
-
-    Raises:
-        OSError: It is a link, belongs to somebody else, or cannot be opened.
-    """
+    """Open a file to read and write, or make it, and return its descriptor. A symbolic link is not followed."""
     flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
     try:
         file = os.open(path, flags, _OWNER_ONLY)
@@ -64,9 +57,6 @@ def require_private(path: Path) -> None:
     """Check that a file, and those of SQLite beside it, belong to this user, and close them to others.
 
     Files that are not there are no error. A symbolic link of this user to the file is followed.
-
-    Raises:
-        OSError: A file belongs to somebody else, or others keep their access to it.
     """
     target = target_of(path)
     for end in _OF_SQLITE:
@@ -77,11 +67,7 @@ def require_private(path: Path) -> None:
 
 
 def target_of(path: Path) -> Path:
-    """Return the file that a path leads to: a symbolic link is followed.
-
-    Raises:
-        OSError: It is a link in a circle, or somebody else's.
-    """
+    """Return the file that a path leads to: a symbolic link is followed, unless it is somebody else's."""
     with suppress(FileNotFoundError):
         _refuse_foreign_link(path)
     target = Path(os.path.realpath(path))  # of a circle, `Path.resolve` raises by the version of Python
@@ -92,15 +78,9 @@ def target_of(path: Path) -> Path:
 
 @contextmanager
 def written_whole(output: Path) -> Generator[Path]:
-    """Yield a temporary file to write to. It replaces `output` if the `with` block ends without an error.
+    """Yield a temporary file to write to. It replaces `output` if the block ends without an error.
 
-    Only its owner can read it, from its first byte, whatever was in its place.
-
-    Args:
-        output: The file.
-
-    Raises:
-        OSError: The file cannot be written. The error names `output`, not the temporary file.
+    Only its owner can read it, from its first byte, whatever was in its place. Errors name `output`.
     """
     # A link stays, and its target is replaced.
     target = target_of(output)

@@ -1,13 +1,8 @@
 """Profiles: the settings of several panels in one TOML file, which never holds a key.
 
-    [us]
-    base_url = "https://sampling.example"
-    panel_guid = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
-    api_key_variable = "SAMPLING_API_KEY_US"
-
-Address, panel and key say who pays whom, so a profile gives all three of them. An argument, an option or a
-variable that names another address or panel is refused: nothing is mixed from two panels. For the other
-settings, an argument counts over the environment, and the environment over the profile.
+Address, panel and key say who pays whom, so a profile gives all three. An argument, an option or a variable
+that names another address or panel is refused. Of other settings, an argument counts first, then the
+environment.
 """
 
 from __future__ import annotations
@@ -69,15 +64,9 @@ class Profile:
 
     @property
     def source_of_key(self) -> str:
-        """Where the key comes from, in words."""
         return "keyring" if self.keyring else f"variable {self.api_key_variable}"
 
     def key(self) -> Secret | None:
-        """Return the key from the place that the profile names; None if there is none.
-
-        Raises:
-            InvalidRequestError: The keyring cannot be used.
-        """
         if self.keyring:
             found = in_keyring(lambda keyring: keyring.get_password(_KEYRING, self.account)) or ""
         else:
@@ -86,20 +75,11 @@ class Profile:
         return Secret.of(found.strip()) if found.strip() else None
 
     def set_key(self, key: Secret) -> None:
-        """Store the key in the keyring.
-
-        Raises:
-            InvalidRequestError: It is no key, or the keyring cannot be used.
-        """
         checked = guid_of(key, "the key")
         in_keyring(lambda keyring: keyring.set_password(_KEYRING, self.account, checked.reveal()))
 
     def forget_key(self) -> bool:
-        """Remove the key from the keyring; return whether it was there.
-
-        Raises:
-            InvalidRequestError: The keyring cannot be used.
-        """
+        """Remove the key from the keyring; return whether it was there."""
 
         def forget(keyring: Any) -> bool:
             if keyring.get_password(_KEYRING, self.account) is None:
@@ -110,16 +90,7 @@ class Profile:
         return bool(in_keyring(forget))
 
     def must_agree(self, name: str, value: str, source: str) -> None:
-        """Refuse an address or panel from elsewhere that is not the profile's.
-
-        Args:
-            name: `base_url` or `panel_guid`.
-            value: The other value.
-            source: Where it comes from, for the error.
-
-        Raises:
-            InvalidRequestError: They differ.
-        """
+        """Refuse an address or panel from elsewhere, its `source`, that is not the profile's."""
         if _comparable(name, value) != _comparable(name, getattr(self, name)):
             raise InvalidRequestError(
                 f"{source} gives another {name} than profile {self.name!r} of {self.path}; requests would go to"
@@ -127,7 +98,6 @@ class Profile:
             )
 
     def no_key(self) -> InvalidRequestError:
-        """Return the error for a key that is missing where the profile says it is."""
         way = (
             f"store it with `sampling-async profile set-key {self.name}`"
             if self.keyring
@@ -137,11 +107,7 @@ class Profile:
 
 
 def profiles_file() -> Path:
-    """Return the path of the file: SAMPLING_PROFILES, or profiles.toml in the platform's folder of settings.
-
-    Raises:
-        InvalidRequestError: There is no home folder to find it in.
-    """
+    """Return SAMPLING_PROFILES, or profiles.toml in the platform's folder of settings."""
     given = os.environ.get(FILE)
     if given:
         return _expanded(given, FILE)
@@ -155,11 +121,6 @@ def profiles_file() -> Path:
 
 
 def _expanded(path: str, where: str) -> Path:
-    """Return a path with the home folder in place of ~.
-
-    Raises:
-        InvalidRequestError: There is no such home folder.
-    """
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -177,12 +138,7 @@ def _settings_folder(platform: str, environment: Mapping[str, str], home: Path) 
 
 
 def read_profiles(path: Path | None = None) -> dict[str, Profile]:
-    """Return all profiles of the file by their names.
-
-    Raises:
-        InvalidRequestError: The file is missing or not TOML, or a profile breaks a rule. The text names the
-            file and the rule, and repeats no value that may be a secret.
-    """
+    """Return all profiles of the file by their names. Errors repeat no value that may be a secret."""
     path = path or profiles_file()
     try:
         # Editors of Windows put a byte order mark before it.
@@ -209,11 +165,6 @@ def read_profiles(path: Path | None = None) -> dict[str, Profile]:
 
 
 def read_profile(name: str) -> Profile:
-    """Return one profile of the file.
-
-    Raises:
-        InvalidRequestError: There is no such profile, or see `read_profiles`.
-    """
     profiles = read_profiles()
     if name not in profiles:
         known = ", ".join(profiles) or "none"
@@ -222,11 +173,7 @@ def read_profile(name: str) -> Profile:
 
 
 def chosen_profile(name: str | None = None) -> Profile | None:
-    """Return the profile of a name, or the one that SAMPLING_PROFILE names; None for an empty name.
-
-    Raises:
-        InvalidRequestError: There is no such profile, or it breaks a rule.
-    """
+    """Return the profile of a name, or the one that SAMPLING_PROFILE names; None for an empty name."""
     name = os.environ.get(CHOSEN) if name is None else name
     return read_profile(name) if name else None
 
@@ -234,13 +181,7 @@ def chosen_profile(name: str | None = None) -> Profile | None:
 def completed(name: str | None, given: dict[str, Any]) -> Profile | None:
     """Complete arguments of a client with a profile, if one is chosen, and return it.
 
-    Args:
-        name: The profile; None: the one that SAMPLING_PROFILE names.
-        given: The arguments, with the key as a `Secret`. They are completed in place.
-
-    Raises:
-        InvalidRequestError: There is no such profile, it breaks a rule, its key is missing, or an argument or a
-            variable names another address or panel.
+    They are completed in place, with the key as a `Secret`; one that names another address or panel is refused.
     """
     profile = chosen_profile(name)
     if profile is None:
@@ -275,11 +216,6 @@ def proxy_setting(profile: Profile | None) -> Secret | None:
 
 
 def in_keyring(use: Callable[[Any], Any]) -> Any:
-    """Use the keyring of the system.
-
-    Raises:
-        InvalidRequestError: The library is not installed, or the system has no keyring that is open.
-    """
     missing = ""
     try:
         return use(import_module("keyring"))
@@ -310,11 +246,6 @@ _TYPES: Final[Mapping[str, tuple[type, str]]] = {
 
 
 def _profile(path: Path, name: str, table: Any) -> Profile:
-    """Return a profile after a check of every key.
-
-    Raises:
-        InvalidRequestError: A key breaks a rule.
-    """
     where = f"{path}: [{name:.60}]"
     if _SECRETS.search(name) and not isinstance(table, dict):
         raise InvalidRequestError(f"{path}: {name:.60} is refused: {_NO_KEY}")

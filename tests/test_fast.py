@@ -396,7 +396,7 @@ def test_both_decoders_refuse_a_list_with_one_wrong_record():
 
 
 def test_warming_up_prepares_the_decoders_and_nothing_else():
-    _codec.warm_up()
+    _fast.warm_up()
     assert _fast.is_usable()
 
 
@@ -457,7 +457,7 @@ def test_both_decoders_agree_on_bulk_responses(items, asked):
     body = json.dumps({"Invites": items, "X": 1}).encode()
     fast = _replies.read_bulk("m1", tuple(asked), body)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_replies, "bulk_items", lambda _: None)
+        patch.setattr(_fast, "read_bulk", lambda _: None)
         slow = _replies.read_bulk("m1", tuple(asked), body)
     assert content_of(fast) == content_of(slow)
 

@@ -258,7 +258,7 @@ def test_columns_make_the_outcomes_of_their_ids():
     assert {(each.member_code, each.error, each.anomaly, each.replayed) for each in made} == {
         ("m", None, None, False)
     }
-    assert COLUMNS.links() == ["https://s.example/11", "https://s.example/13"]
+    assert [invite.url for invite in COLUMNS.invites] == ["https://s.example/11", "https://s.example/13"]
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_errors_are_those_of_the_ids_without_an_answer_in_this_run():
     replayed = Listed((InviteOutcome("m", 1, "unknown", error=LOST, replayed=True), *LISTED.listed[1:]))
     assert replayed.errors == ()
     assert (COLUMNS.errors, FAILED.errors, LISTED.errors) == ((), (LOST,), (LOST,))
-    assert (FAILED.invites, FAILED.links(), LISTED.links()) == ((), (), [])
+    assert (FAILED.invites, LISTED.invites) == ((), ())
 
 
 def test_the_garbage_collector_visits_no_columns():

@@ -39,12 +39,12 @@ async def test_of_several_waves_those_that_look_different_are_told():
     closings.close((70, 1), 1)
     assert list(shown.hide(shown.about((70, 1)), closings)) == [(70, 1)]
     closings.close((70, None), 1)
-    assert shown.waves((70, None)) == ((70, 1), (70, 2))
+    assert shown.about((70, None)) == ((70, 1), (70, 2))
     assert list(shown.hide(shown.about((70, None)), closings)) == [(70, 2)]  # the first one was closed before
     assert shown.hide(shown.about((70, None)), closings) == {}
     assert list(shown.view) == [(80, 1)]
     assert sorted(shown.hidden(closings)) == [1, 1, 2]
-    assert shown.waves((70, 9)) == shown.about(99) == ()
+    assert shown.about((70, 9)) == shown.about(99) == ()
 
 
 async def test_a_survey_of_which_a_quota_is_closed_is_shown_without_it():

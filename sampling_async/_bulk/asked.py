@@ -1,11 +1,9 @@
 """Remember which pairs of member and quota a fan-out has requested, and what the service answered.
 
-A pair that comes again in a later request of the fan-out is not sent again: its later place gets the outcome of
-the first request. If that one ended `not_sent`, the later place is sent.
-
-Memory is bounded in two steps. Of the invites, the latest `MOST_INVITES` are kept. Of older ones the pair is
-still known: a repetition is noticed and not sent, but its outcome is `unknown`. Requests are kept up to
-`MOST_BYTES`. The oldest ones beyond that are forgotten, and a repetition of them is sent.
+A pair that comes again is not sent again, unless its request ended `not_sent`: it gets the outcome of the first
+request. Memory is bounded in two steps. Of the latest `MOST_INVITES` invites all is known; of older ones only
+the pair, and the outcome of its repetition is `unknown`. Requests beyond `MOST_BYTES` are forgotten, and a
+repetition of them is sent.
 """
 
 from __future__ import annotations
@@ -29,22 +27,16 @@ if TYPE_CHECKING:
     from sampling_async._bulk.job import Job
     from sampling_async._protocol.results import Answers, InviteOutcome, Said
 
-MOST_BYTES: Final = 64 * 2**20
-"""How many bytes of requests one fan-out keeps, without invites."""
-
-MOST_INVITES: Final = 100_000
-"""How many invites one fan-out keeps: about 32 MB."""
+MOST_BYTES: Final = 64 * 2**20  # how many bytes of requests one fan-out keeps, without invites
+MOST_INVITES: Final = 100_000  # how many invites one fan-out keeps: about 32 MB
 
 # Bytes, measured with tracemalloc on Python 3.11.
 _A_REQUEST: Final = 400
 _AN_OUTCOME: Final = 300
 _AN_INDEXED_ID: Final = 120
 
-_SMALL: Final = 4
-"""The bytes of a quota ID below 2**32."""
-
-_FEW: Final = 8
-"""How many requests of one member are indexed without a turn for the event loop."""
+_SMALL: Final = 4  # the bytes of a quota ID below 2**32
+_FEW: Final = 8  # how many requests of one member are indexed without a turn for the event loop
 
 _GONE: Final = (
     "an earlier request of this fan-out got an invite for this, which is no longer in memory; not sent again"
@@ -55,32 +47,21 @@ _LOG: Final = logging.getLogger("sampling_async.bulk")
 
 @define(eq=False)
 class EarlierRequest:
-    """A request that a fan-out has sent or will send.
-
-    Attributes:
-        member_code: The member.
-        job: Its job, until it is done.
-        packed: Its quota IDs, once it is done.
-        answers: Their results, once it is done.
-        size: The bytes that it takes, estimated.
-        is_forgotten: Whether it is too old, and later places of its pairs are sent.
-    """
+    """A request that a fan-out has sent or will send."""
 
     member_code: str
-    job: Job | None
-    packed: bytes = b""
-    answers: Answers | None = None
-    size: int = 0
-    is_forgotten: bool = False
+    job: Job | None  # until it is done
+    packed: bytes = b""  # its quota IDs, once it is done
+    answers: Answers | None = None  # their results, once it is done
+    size: int = 0  # bytes, estimated
+    is_forgotten: bool = False  # it is too old, and later places of its pairs are sent
 
     def quota_ids(self) -> Sequence[int]:
-        """Return its quota IDs."""
         if self.answers is None:
             return () if self.job is None else self.job.chunk.quota_ids
         return _unpacked(self.packed, len(self.answers))
 
     def outcomes(self) -> Iterator[InviteOutcome]:
-        """Return an outcome for each of its quota IDs, as known now."""
         if self.answers is None:
             return iter(()) if self.job is None else self.job.account().answer.outcomes()
         return outcomes_from((self.answers,), self.member_code, self.quota_ids())
@@ -99,12 +80,7 @@ class EarlierRequest:
 
 
 class AskedPairs:
-    """The pairs of member and quota that one fan-out has requested.
-
-    Args:
-        most_bytes: How many bytes of requests are kept, without invites.
-        most_invites: How many invites are kept.
-    """
+    """The pairs of member and quota that one fan-out has requested. `most_bytes` are without invites."""
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, most_invites: int = MOST_INVITES) -> None:
         self._most_bytes = most_bytes
@@ -195,7 +171,6 @@ class AskedPairs:
         self._settled.notify()
 
     async def done(self, request: EarlierRequest) -> None:
-        """Wait until a request is done."""
         while request.job is not None:
             await self._settled.wait()
 
@@ -210,7 +185,6 @@ class AskedPairs:
         self._bytes += len(index) * _AN_INDEXED_ID
 
     def _keep_bounds(self) -> None:
-        """Forget what is too old."""
         while self._invites > self._most_invites:
             self._drop_invites(self._with_invites.popleft())
         while self._bytes > self._most_bytes and self._done:
@@ -245,13 +219,7 @@ class AskedPairs:
 
 
 class Repetition:
-    """Quota IDs of one member that the fan-out has requested before.
-
-    Args:
-        asked: The pairs of the fan-out.
-        member_code: The member.
-        earlier: The latest request about each of the quota IDs.
-    """
+    """Quota IDs of one member that the fan-out has requested before, each with the latest such request."""
 
     def __init__(self, asked: AskedPairs, member_code: str, earlier: Mapping[int, EarlierRequest]) -> None:
         self._asked = asked
@@ -259,7 +227,6 @@ class Repetition:
         self._earlier = dict(earlier)
 
     def part(self, quota_ids: Sequence[int]) -> Repetition:
-        """Return the same for some of its quota IDs."""
         return Repetition(self._asked, self._member_code, {id_: self._earlier[id_] for id_ in quota_ids})
 
     def outcomes(self) -> tuple[InviteOutcome, ...]:

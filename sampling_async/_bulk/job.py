@@ -1,8 +1,7 @@
 """A job: one chunk, with everything that is known about it at any moment.
 
 A job can end at any line, by a cancellation or because a signal handler raises. So everything is noted in the
-job before it happens: the chunk and its track are in place before anything is sent. `Job.account` then gives
-correct outcomes at any moment.
+job before it happens, and `Job.account` gives correct outcomes at any moment.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class Answered:
 
     @classmethod
     def of(cls, chunk: Chunk, answers: Answers, unrequested: tuple[InviteOutcome, ...] = ()) -> Self:
-        """Return a chunk with the results of its quota IDs."""
         return cls(chunk, BulkReply(chunk.member_code, chunk.quota_ids, answers, unrequested))
 
     def outcomes(self) -> Iterator[InviteOutcome]:
@@ -49,33 +47,15 @@ class Answered:
 class EarlierOutcomes(Protocol):
     """Quota IDs of one member that the fan-out has requested before; see `Repetition`."""
 
-    def part(self, quota_ids: Sequence[int]) -> EarlierOutcomes:
-        """Return the same for some of its quota IDs."""
-        ...
+    def part(self, quota_ids: Sequence[int]) -> EarlierOutcomes: ...
 
-    def outcomes(self) -> tuple[InviteOutcome, ...]:
-        """Return the outcomes of its quota IDs, as known now."""
-        ...
+    def outcomes(self) -> tuple[InviteOutcome, ...]: ...
 
-    async def settled(self) -> tuple[InviteOutcome, ...]:
-        """Return the outcomes of its quota IDs, when no request about them is in flight."""
-        ...
+    async def settled(self) -> tuple[InviteOutcome, ...]: ...
 
 
 class Job:
-    """One chunk to send, and what is known about it so far.
-
-    Args:
-        chunk: The quota IDs to send.
-        answered: The outcomes, if they are known already and nothing needs to be sent.
-        repetition: What is known of its quota IDs, if the fan-out has requested all of them before.
-
-    Attributes:
-        answered: The final outcomes, once they are known.
-        repetition: As given, until it is known what must be sent.
-        timeline: The stages of its request, once there is one.
-        taken: How many of its outcomes the user has received.
-    """
+    """One chunk to send, and what is known about it so far."""
 
     __slots__ = (
         "_attempts",
@@ -95,14 +75,15 @@ class Job:
         self, chunk: Chunk, answered: Answered | None = None, repetition: EarlierOutcomes | None = None
     ) -> None:
         self.chunk = chunk
-        self.answered = answered
+        self.answered = answered  # the final outcomes, once they are known
+        # set if all its quota IDs were requested before, until it is known what must be sent
         self.repetition = repetition
-        self.taken = 0
+        self.taken = 0  # how many of its outcomes the user has received
         self._known: tuple[Answered, ...] = ()
         self._part: Chunk | None = None
         self._track: CallTrack | None = None  # of that part
         self._is_delivered = False
-        self.timeline: Timeline | None = None
+        self.timeline: Timeline | None = None  # of its request, once there is one
         # Both of the parts before the latest one.
         self._attempts = 0
         self._ended: tuple[Ended, ...] = ()
@@ -112,13 +93,7 @@ class Job:
         return f"<Job of {len(self.chunk.quota_ids)} quota IDs: {state}>"
 
     def begin(self, part: Chunk, *, is_explained: bool, fan_out: object) -> CallTrack:
-        """Note that a part of the chunk is sent next. Return the track that records whether bytes left.
-
-        Args:
-            part: The part.
-            is_explained: See `CallTrack`.
-            fan_out: Likewise.
-        """
+        """Note that a part of the chunk is sent next. Return the track that records whether bytes left."""
         self._attempts, self._ended = self.attempts, self.ended
         ambiguous = part.asked_before
         track = CallTrack(
@@ -133,7 +108,6 @@ class Job:
 
     @property
     def attempts(self) -> int:
-        """The number of attempts of all parts."""
         return self._attempts + (0 if self._track is None else self._track.attempts)
 
     @property
@@ -143,7 +117,6 @@ class Job:
         return ended[-MOST_ATTEMPTS:]
 
     def note(self, answered: Answered) -> None:
-        """Note the outcomes of a part of the chunk."""
         self._known += (answered,)
 
     def account(self) -> Answered:

@@ -29,18 +29,13 @@ Goal: TypeAlias = Literal["throughput", "first"]
 
 # Before any response, the only hint is the contract: the time of a request grows with its number of quota IDs.
 _IN_PROPORTION: Final = Line(0.0, 1.0)
-_NEARLY: Final = 1.05
-"""Chunk sizes whose time is within 5 % of the best one count as equally good."""
+_NEARLY: Final = 1.05  # chunk sizes whose time is within 5 % of the best one count as equally good
 
 
 def spread(quota_ids: int, *, slots: int, line: Line | None, largest: int) -> int:
     """Return the chunk size for an early last response; of nearly equal sizes, the one with fewest requests.
 
-    Args:
-        quota_ids: The number of IDs to send, at least one.
-        slots: How many requests can run at once.
-        line: The seconds of a request by its number of IDs, if known.
-        largest: The largest allowed chunk.
+    `slots` requests can run at once, and `line` gives the seconds of one by its number of IDs, if known.
     """
     # Requests run in waves of `slots`, and each wave takes `line(size)`. Example: 100 IDs, 8 slots, and a line
     # of 0.5 + 0.01 * n seconds. Size 50 is one wave of 1 s, size 13 is one wave of 0.63 s, size 12 is two waves
@@ -59,16 +54,9 @@ def spread(quota_ids: int, *, slots: int, line: Line | None, largest: int) -> in
 
 
 class PendingChunks:
-    """Quota IDs of one request that are still to become jobs.
+    """Quota IDs of one request that are still to become jobs of at most `size` IDs each.
 
-    Args:
-        whole: All of the quota IDs, as a chunk of any size.
-        size: Quota IDs in one job.
-        known: The outcome of each quota ID, if they are all known and the jobs send nothing.
-        repetition: What is known of the quota IDs, if the fan-out has requested all of them before.
-
-    Attributes:
-        drawn: The job that was drawn last, until it is handed over.
+    If their outcomes are all `known`, the jobs send nothing.
     """
 
     def __init__(
@@ -83,7 +71,7 @@ class PendingChunks:
         self._known = known
         self._repetition = repetition
         self._at = 0
-        self.drawn: Job | None = None
+        self.drawn: Job | None = None  # the job that was drawn last, until it is handed over
 
     def draw(self) -> Job | None:
         """Return the next job, or None at the end. The job stays in `drawn` until it is handed over."""
@@ -121,27 +109,16 @@ _LEAST_SHARE: Final = 1e-6
 
 @frozen
 class BulkOptions:
-    """The options of one bulk invite or fan-out.
+    """The options of one bulk invite or fan-out."""
 
-    Attributes:
-        size: The most quota IDs in a chunk.
-        size_of: Returns the best chunk size now, for a number of quota IDs. None: always `size`.
-        share: Its share of the permits, compared with other bulks.
-        until: The deadline, by the gate's clock; `inf` for none.
-    """
-
-    size: int
+    size: int  # the most quota IDs in a chunk
+    # the best chunk size now, for a number of quota IDs; None: always `size`
     size_of: Callable[[int], int] | None
-    share: float
-    until: float
+    share: float  # its share of the permits, compared with other bulks
+    until: float  # the deadline, by the gate's clock; `inf` for none
 
 
 def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, weight: float) -> BulkOptions:
-    """Return the options after a check of their values.
-
-    Raises:
-        InvalidRequestError: An option has an invalid value.
-    """
     size = whole_number(chunk_size, "chunk_size", most=MAX_QUOTA_IDS)
     if goal not in {"throughput", "first", None}:
         raise InvalidRequestError(f'goal must be "throughput" or "first", not {goal!r}')
@@ -150,11 +127,7 @@ def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, 
 
 
 def asked_pairs(repeats: Repeats, *, has_journal: bool) -> AskedPairs | None:
-    """Return what remembers the pairs of a fan-out, if it is needed: a journal remembers them itself.
-
-    Raises:
-        InvalidRequestError: The option has an invalid value, or a journal contradicts it.
-    """
+    """Return what remembers the pairs of a fan-out, if it is needed: a journal remembers them itself."""
     if repeats not in {"once", "ask"}:
         raise InvalidRequestError(f'repeats must be "once" or "ask", not {repeats!r}')
     if repeats == "ask" and has_journal:

@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     """The quota IDs of a chunk and their results."""
 
 _UNREQUESTED_KEPT: Final = 10_000
-_STEPS_A_REPLY: Final = 4
-"""To put a reply in order takes as long as this many steps of a loop over quota IDs."""
-
-_AT_ONCE: Final = 4096
-"""How many entries of a dict are freed before the event loop gets a turn."""
+_STEPS_A_REPLY: Final = 4  # to put a reply in order takes as long as this many steps of a loop over quota IDs
+_AT_ONCE: Final = 4096  # how many entries of a dict are freed before the event loop gets a turn
 
 
 @frozen
@@ -123,7 +120,7 @@ class OutcomeStream:
         taken = known = answered = self._answered
         replayed = of_journal = self._replayed
         for job in self._jobs.open:
-            places = _places(job)
+            places = job.chunk.places
             taken += places
             answered += job.taken
             if job.answered is not None:
@@ -149,8 +146,7 @@ class OutcomeStream:
         return sum(outcome.replayed for outcome in islice(job.answered.outcomes(), most))
 
     def _release(self, job: Job) -> None:
-        """Count a job as received completely, and remove it from the open jobs."""
-        places = _places(job)
+        places = job.chunk.places
         self._answered += places
         self._replayed += self._replayed_of(job, places)
         self._jobs.release(job)
@@ -214,11 +210,9 @@ class OutcomeStream:
         return self
 
     async def result(self, request: InviteRequest, began: float) -> BulkInviteResult:
-        """Return the outcomes of a stream of one request, in the order given; this is faster than iterating.
+        """Return the outcomes of a stream of one request, in the order given, faster than by iterating.
 
-        Args:
-            request: The request.
-            began: When its check began, by the gate's clock.
+        Its check began at `began`, by the gate's clock.
         """
         # By their first quota ID. Only what the result needs: the garbage collector visits all that is kept.
         replies: dict[int, _Reply] = {}
@@ -253,7 +247,6 @@ class OutcomeStream:
         return evolve(timing, permit=permit, hold=timing.hold + shut)
 
     async def _in_order(self, quota_ids: tuple[int, ...], replies: Mapping[int, _Reply]) -> list[Answers]:
-        """Return the results of all quota IDs in their order, from the replies to their chunks."""
         in_order: list[Answers] = []
         # Without repeated IDs, each reply has the results of the next IDs, in their order.
         known = 0
@@ -299,22 +292,15 @@ class OutcomeStream:
                     return outcome
                 # An iterator that ends too early was ended by a signal handler that raised inside it. A new one
                 # continues after the outcomes that were taken.
-                if job.taken < _places(job):
+                if job.taken < job.chunk.places:
                     self._current[0] = job, job.left()
                     continue
                 self._current.popleft()
                 self._release(job)
-            job = await self._next_job()
+            following = await self._jobs.next()
+            if following is None:
+                self._inviter.raise_test_failure()
+                raise StopAsyncIteration
+            job = following
             self.unrequested.extend(job.account().answer.unrequested)
             self._current.append((job, job.left()))
-
-    async def _next_job(self) -> Job:
-        job = await self._jobs.next()
-        if job is None:
-            self._inviter.raise_test_failure()
-            raise StopAsyncIteration
-        return job
-
-
-def _places(job: Job) -> int:
-    return job.chunk.places

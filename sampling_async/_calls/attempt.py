@@ -46,27 +46,17 @@ _NO_TIME: Final = 0.001
 
 
 class Feedback:
-    """What the attempts of one client have taught.
-
-    Args:
-        gate: Lowers its limits after an overload.
-        outage: Notices that an outage began.
-        timeouts: A response that is fast by their measure is never slow.
-
-    Attributes:
-        latency: The durations of answered attempts, by endpoint.
-    """
+    """What the attempts of one client show of the service."""
 
     def __init__(self, gate: Gate, outage: Outage, timeouts: Timeouts) -> None:
         self._gate = gate
         self._outage = outage
         self._timeouts = timeouts
-        self.latency: dict[Endpoint, Sketch] = {}
+        self.latency: dict[Endpoint, Sketch] = {}  # durations of answered attempts, by endpoint
 
     def attempt_ended(
         self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float, now: float
     ) -> None:
-        """Update limits, outage and durations from the result of an attempt."""
         if isinstance(answer, SamplingError):
             # After the deadline, the failure says nothing about the service.
             if permit.remaining > _NO_TIME:
@@ -131,18 +121,7 @@ logger: Final = logging.getLogger("sampling_async.calls")
 
 
 class Attempts:
-    """The attempts of one client's calls.
-
-    Args:
-        session: Sends them.
-        feedback: Gets the result of each.
-        hooks: Called for each, if anybody watches the client.
-        unprocessed: The statuses with which the service says that it has not processed a request.
-
-    Attributes:
-        ended: The number of attempts that have ended.
-        failed: The number of those that failed.
-    """
+    """The attempts of one client's calls."""
 
     def __init__(
         self, session: Session, feedback: Feedback, hooks: Hooks | None, unprocessed: AbstractSet[int]

@@ -42,23 +42,15 @@ _REMEMBERED: Final = 32_768
 class InviteOwners:
     """The latest links of a client, each with the member who received it."""
 
-    __slots__ = ("_before", "_latest", "_most")
-
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._latest: dict[int, str] = {}
         self._before: dict[int, str] = {}
         self._most = most
 
     def hand(self, member_code: str, links: Sequence[str], path: str) -> None:
-        """Record that links are given to a member.
+        """Record that a member received the links of one response.
 
-        Args:
-            member_code: The member.
-            links: The links of one response.
-            path: Where they are in the response, in the names of the contract.
-
-        Raises:
-            DecodeError: A link belongs to another member. Nothing in this response can be trusted.
+        A link of another member is a DecodeError: then nothing in this response can be trusted.
         """
         latest, known = self._latest, len(self._latest)
         # This runs for every response, so it is a few steps in C over all links, without a Python loop. The
@@ -87,22 +79,7 @@ _MOST_DOUBLINGS: Final = 7
 
 
 class Caller:
-    """The calls of one client, under one gate, one retry policy and one retry budget.
-
-    Args:
-        session: Sends single attempts.
-        gate: The limit of the whole client. It also applies the holds that the service asks for.
-        outage: Knows whether there is an outage.
-        policy: Whether and when to repeat a failed attempt.
-        clock: Returns seconds from any start.
-        sleep: Waits a number of seconds.
-        random: Returns numbers from 0 to 1.
-        hooks: Called for each attempt and each call, if anybody watches the client.
-
-    Attributes:
-        feedback: What the attempts show of the service.
-        attempts: Makes single attempts.
-    """
+    """The calls of one client, under one gate, one retry policy and one retry budget."""
 
     def __init__(
         self,
@@ -139,15 +116,7 @@ class Caller:
     ) -> T:
         """Make a call like `run`, note on its result or error where the time went, and report it.
 
-        Args:
-            call: The call.
-            permit: As for `run`.
-            track: As for `run`.
-            read: As for `run`.
-            check: Checks the result, and may raise.
-
-        Raises:
-            SamplingError: The call failed, or the check did.
+        `check` checks the result, and may raise.
         """
         track = track or CallTrack()
         try:
@@ -207,17 +176,9 @@ class Caller:
         """Make a call, repeat it as the policy allows, and return its decoded response.
 
         The caller judges the response, and then calls `track.release_connection` or `track.discard_connection`.
-        If this fails, it has discarded the connection.
-
-        Args:
-            call: The call.
-            permit: The permit for the attempts, with the deadline. It may be held already for the first one.
-                After a success or a cancellation it may still be held: its owner releases or renews it.
-            track: Records what may have been sent, for a caller that is cancelled.
-            read: Reads the body of a 200 in place of `Session`, and may decode it part by part.
-
-        Raises:
-            SamplingError: The last failure, with what is known about all attempts.
+        If this fails, it has discarded the connection. The permit may be held already for the first attempt.
+        After a success or a cancellation it may still be held: its owner releases or renews it. `read` reads
+        the body of a 200 in place of `Session`, and may decode it part by part.
         """
         track = track or CallTrack()
         track.timeline = permit.timeline
@@ -273,8 +234,8 @@ class Caller:
         """Return whether a chunk goes back into its lane and the attempt is not counted.
 
         This needs two conditions. The chunk was certainly not processed, and the cause concerns all chunks: no
-        connection, or too many requests. A 503 while other requests succeed may be about this chunk, so it is
-        counted.
+        connection, or too many requests. A 503 while other requests succeed may be about this chunk, so it
+        counts.
         """
         passes = error.retry_after is None or error.retry_after <= MAX_RETRY_AFTER
         may_repeat = permit.lane.patience and self.policy.max_attempts > 1 and not error.permanent
@@ -314,15 +275,10 @@ class Caller:
         return wait if 0 <= wait < longest else None
 
     def shut_within(self, endpoint: str, first: float, last: float) -> float:
-        """Return the seconds between two moments in which such calls waited for a hold or an outage."""
         return self._gate.kind(endpoint).shut.within(first, last)
 
     def must_be_of_this_loop(self) -> None:
-        """Refuse use from another event loop than before: a task there would never get a permit.
-
-        Raises:
-            InvalidRequestError: The client belongs to another event loop.
-        """
+        """Refuse use from another event loop than before: a task there would never get a permit."""
         # A closed client is no error here. Each chunk gets it as its outcome.
         with suppress(ClientClosedError):
             self._session.check_usable()
@@ -339,9 +295,8 @@ class Caller:
     ) -> None:
         """Record that the links of a response are given to a member.
 
-        Raises:
-            DecodeError: One of the links belongs to another member, so this response belongs to another call.
-                The right response may still arrive, so the idle connections are closed and not used again.
+        If one of them belongs to another member, this response belongs to another call, and raises a
+        DecodeError. The right response may still arrive, so the idle connections are closed and not used again.
         """
         try:
             self.links.hand(member_code, links, path)
@@ -355,7 +310,6 @@ class Caller:
             raise
 
     def wall_limit(self, call: Call[Any]) -> float:
-        """Return the seconds that one attempt of a call without quota IDs may take from start to end."""
         return self._session.timeouts.wall_limit(call.endpoint)
 
     async def go_on(
@@ -363,8 +317,7 @@ class Caller:
     ) -> T:
         """Read the next part of a response whose first part the caller has already.
 
-        Raises:
-            SamplingError: Reading failed. The call is not repeated, because a part of the response was used.
+        A failure is not repeated, because a part of the response was used.
         """
         began = self.clock()
         try:
@@ -377,7 +330,6 @@ class Caller:
         raise failure
 
     async def _refused(self, permit: Permit) -> SamplingError | None:
-        """Wait for the permit; return an error if it is not granted."""
         try:
             # Checked before queueing: the gate of another event loop would never wake this task.
             self._session.check_usable()
@@ -386,9 +338,6 @@ class Caller:
         with self._session.until_closed():
             if await permit.acquire():
                 return None
-        return self._not_let_in(permit)
-
-    def _not_let_in(self, permit: Permit) -> SamplingError:
         if self.outage.is_on and permit.remaining > 0:
             return OutageError(
                 f"the service has been away for {self.outage.away_for():.1f} s; the last failure: "

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from sampling_async._pacing.gate import Permit
     from sampling_async._wire.bodies import LimitedBody
 
-_SLICE: Final = 2**17
-"""Bytes that are decoded before the event loop gets a turn."""
+_SLICE: Final = 2**17  # bytes that are decoded before the event loop gets a turn
 
 _BELIEVED: Final = 600.0
 """Seconds for which a 304 is believed. Then all is read again: the ETag of some proxies never changes."""
@@ -49,9 +48,6 @@ class QuotasReader:
 
     A survey whose JSON is the same as before is not decoded again. A service may also give an ETag, although
     the contract does not show one. Then the next call sends it, and a 304 stands for the whole inventory.
-
-    Args:
-        caller: Makes the calls.
     """
 
     def __init__(self, caller: Caller) -> None:
@@ -60,16 +56,7 @@ class QuotasReader:
         self._earlier: dict[str, _Earlier] = {}  # by the call's target
 
     async def get(self, call: Call[Quotas], permit: Permit, *, strict: bool) -> Quotas:
-        """Return the inventory.
-
-        Args:
-            call: Get Quotas.
-            permit: The permit for its attempts.
-            strict: Refuse an inventory with a survey that lacks a value. Otherwise the survey is left out.
-
-        Raises:
-            SamplingError: The call failed after its retries.
-        """
+        """Return the inventory. A survey that lacks a value is refused if `strict`, or left out."""
         earlier, now = self._earlier.get(call.target), self._caller.clock()
         # Held until the response has arrived: a 304 is of no use without it.
         held = None if earlier is None else earlier.quotas()
@@ -109,19 +96,11 @@ async def read_quotas(body: LimitedBody, known: KnownSurveys, *, strict: bool = 
 
 
 class _Reading:
-    """The surveys of a body.
-
-    Attributes:
-        is_over: Whether the body was read to its end and closed.
-        unread: At the end: the whole body if no survey was found in it, otherwise None.
-        left_out: The errors of the surveys that were left out so far.
-        left_out_ids: The ID and the wave of each of them.
-        frame: At the end of an inventory: its fields around the surveys.
-    """
+    """The surveys of a body."""
 
     def __init__(self, body: LimitedBody, known: KnownSurveys | None = None, *, strict: bool) -> None:
-        self.is_over = False
-        self.unread: bytes | None = None
+        self.is_over = False  # the body was read to its end and closed
+        self.unread: bytes | None = None  # at the end: the whole body if no survey was found in it
         self._body = body
         self._inventory = Inventory(known, strict=strict)
         self.left_out = self._inventory.left_out.errors
@@ -147,7 +126,6 @@ class _Reading:
         return surveys
 
     async def aclose(self) -> None:
-        """Close the body."""
         self.is_over = True
         await self._body.aclose()
 
@@ -160,17 +138,8 @@ class SurveyStream:
     """The surveys of an inventory as they arrive. Only one part of the body and its surveys is in memory.
 
     The call is repeated until its first surveys arrive. A failure after that is raised. The call is reported
-    once, at its end: when the body was read, when that failed, or when the stream is closed.
-
-    Args:
-        caller: Makes the call.
-        call: Get Quotas.
-        permit: The permit for the attempts. It is released when the first surveys arrive: the service's main
-            work is done by then, and the code that works on the surveys may make calls of its own.
-        strict: Refuse a survey that lacks a value. Otherwise it is left out.
-
-    Attributes:
-        left_out: The errors of the surveys that were left out so far.
+    once, at its end. The permit is released when the first surveys arrive: the service's main work is done by
+    then, and the code that works on the surveys may make calls of its own.
     """
 
     def __init__(self, caller: Caller, call: Call[Any], permit: Permit, *, strict: bool) -> None:
@@ -185,11 +154,7 @@ class SurveyStream:
         self._seconds = 0.0
 
     async def next(self) -> Sequence[Survey]:
-        """Return the next surveys, or none at the end.
-
-        Raises:
-            SamplingError: The call failed, or the rest of the body could not be read.
-        """
+        """Return the next surveys, or none at the end."""
         if self._has_ended:
             return ()
         try:

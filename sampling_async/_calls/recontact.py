@@ -24,19 +24,7 @@ if TYPE_CHECKING:
 
 
 class PageReader:
-    """A reader of a recontact list, page by page.
-
-    Args:
-        caller: Makes the calls.
-        panel_guid: The panel.
-        quota_id: The quota.
-        max_results: Member codes in one page, or None for the service's own default.
-        after: The last member code already received, if any.
-        permit: Returns a new permit for each call.
-
-    Raises:
-        InvalidRequestError: An argument cannot be sent.
-    """
+    """A reader of a recontact list, page by page. `permit` returns a new permit for each call."""
 
     def __init__(
         self,
@@ -59,11 +47,9 @@ class PageReader:
 
     @property
     def done(self) -> bool:
-        """Whether the last page was read."""
         return self._cursor.done
 
     async def read(self) -> RecontactMembers:
-        """Return the next page and move the cursor behind it."""
         call = recontact_members(
             self._panel_guid, self._quota_id, max_results=self._max_results, after=self._cursor.after
         )
@@ -123,13 +109,7 @@ class Cursor:
     """The position of a reader in a recontact list, with a check that the list advances.
 
     Codes are only compared for equality, because the service sorts them by its own collation.
-
-    Attributes:
-        after: The last member code received, or None at the start.
-        done: Whether the last page was read.
     """
-
-    __slots__ = ("_seen", "after", "done")
 
     def __init__(self, after: str | None = None) -> None:
         self.after = after
@@ -139,23 +119,16 @@ class Cursor:
     def advance(self, page: RecontactMembers) -> RecontactMembers:
         """Move behind a page, and return it without a first code that repeats the end of the page before.
 
-        Raises:
-            PagingError: The service announces more members, but the page is empty or ends with the same code as
-                an earlier page.
+        A page with more to come that is empty, or ends as an earlier one did, is a PagingError.
         """
         # Example: after "b", the pages [b c d] and [c d] are both valid and both give [c d].
         if self.after is not None and page.member_codes[:1] == (self.after,):
             page = evolve(page, member_codes=page.member_codes[1:])
-        if page.has_additional_members:
-            self._step(page.member_codes)
-        else:
+        codes = page.member_codes
+        if not page.has_additional_members:
             self.done = True
-            self.after = page.member_codes[-1] if page.member_codes else self.after
-        return page
-
-    def _step(self, codes: tuple[str, ...]) -> None:
-        # A page that ends like any earlier page would make the reader go round in a circle.
-        if not codes or codes[-1] in self._seen:
+        elif not codes or codes[-1] in self._seen:
+            # A page that ends like any earlier page would make the reader go round in a circle.
             fault = "ends with the same code as an earlier page" if codes else "is empty"
             raise PagingError(
                 f"the page {fault}, but the service announces more members; resume later with "
@@ -163,5 +136,6 @@ class Cursor:
                 cursor=self.after,
                 member_codes=codes,
             )
-        self.after = codes[-1]
+        self.after = codes[-1] if codes else self.after
         self._seen.add(self.after)
+        return page

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from anyio import get_cancelled_exc_class
 from attrs import define, field, frozen
 
-from sampling_async._contract.errors import (
-    Delivery,
-    Endpoint,
-    InvalidRequestError,
-    SamplingError,
-    ServiceError,
-)
+from sampling_async._contract.errors import Delivery, Endpoint, InvalidRequestError, SamplingError, ServiceError
 from sampling_async._contract.timing import STAGES, Timing
 from sampling_async._wire.track import Track
 
@@ -39,18 +33,14 @@ logger: Final = logging.getLogger("sampling_async.calls")
 
 @define
 class CallTrack(Track):
-    """What is known of a running call, with what its reports need.
+    """What is known of a running call, with what its reports need."""
 
-    Attributes:
-        ended: Its attempts that have ended, if they are explained and anybody watches the client.
-        is_explained: Whether somebody may ask for a report of these attempts.
-        at_end: Called with the error or None when the attempt whose response goes on has ended.
-        fan_out: What `Hooks.fan_out_began` returned, if the call belongs to a fan-out.
-    """
-
+    # attempts that have ended, if they are explained and anybody watches the client
     ended: tuple[Ended, ...] = field(default=(), repr=False)
-    is_explained: bool = True
+    is_explained: bool = True  # whether somebody may ask for a report of these attempts
+    # called with the error or None when the attempt whose response goes on has ended
     at_end: Callable[[BaseException | None], None] | None = field(default=None, repr=False)
+    # what `Hooks.fan_out_began` returned, if the call belongs to a fan-out
     fan_out: object = field(default=None, repr=False)
 
 
@@ -106,28 +96,17 @@ class CallReport:
 
 @define
 class Ended:
-    """An attempt that has ended, as kept for a report that may be wanted later. It is cheap to make.
+    """An attempt that has ended, as kept for a report that may be wanted later. It is cheap to make."""
 
-    Attributes:
-        number: 1 for the first attempt of a request.
-        quota_ids: The number of quota IDs in the request.
-        status: The HTTP status, or None if there was no response.
-        before: The seconds in each stage of the call when the attempt began.
-        after: The same when it ended.
-        error: The name of the failure, or None.
-        delivery: See `AttemptReport`.
-    """
-
-    number: int
+    number: int  # 1 for the first attempt of a request
     quota_ids: int
     status: int | None
-    before: Sequence[float]
-    after: Sequence[float]
-    error: str | None = None
+    before: Sequence[float]  # the seconds in each stage of the call when the attempt began
+    after: Sequence[float]  # the same when it ended
+    error: str | None = None  # the name of the failure
     delivery: Delivery = "answered"
 
     def report(self, endpoint: Endpoint) -> AttemptReport:
-        """Return the report."""
         spent = (then - now for now, then in zip(self.before, self.after, strict=True))
         return AttemptReport(
             endpoint=endpoint,
@@ -174,16 +153,7 @@ class Spans(Protocol):
 
 
 class Hooks:
-    """Those who watch a client. A failure in one is logged once, and is never the caller's.
-
-    Args:
-        on_attempt: Called after each attempt, if given.
-        on_outcome: Called after each call, if given.
-        spans: Makes spans and metrics, if given.
-
-    Raises:
-        InvalidRequestError: A hook is a coroutine function.
-    """
+    """Those who watch a client. A failure in one is logged once, and is never the caller's."""
 
     def __init__(
         self,
@@ -223,13 +193,7 @@ class Hooks:
     ) -> None:
         """Report an attempt, and note it for the report of its call.
 
-        Args:
-            call: The call.
-            track: What is known about it.
-            answer: The response; None if the attempt was cut off.
-            error: Its failure, if it failed or was cut off, or its response could not be read.
-            seconds: Its duration.
-            before: The seconds in each stage when the attempt began.
+        It was cut off if there is neither answer nor failure.
         """
         status, name = _status_of(answer), None if error is None else type(error).__name__
         if self._spans is not None:
@@ -258,19 +222,7 @@ class Hooks:
         outcomes: Mapping[tuple[str, int | None], int],
         fan_out: object = None,
     ) -> None:
-        """Report a call.
-
-        Args:
-            endpoint: The endpoint.
-            quota_ids: The number of quota IDs.
-            timeline: Its stages.
-            attempts: Its latest attempts that have ended.
-            began: The number of attempts that were begun.
-            error: Its failure, or None.
-            delivery: Whether it may have had its effect.
-            outcomes: The quota IDs by status and result code.
-            fan_out: What `fan_out_began` returned, if it belongs to a fan-out.
-        """
+        """Report a call: its latest attempts, how many `began`, and its quota IDs by status and result code."""
 
         def report() -> CallReport:
             return CallReport(
@@ -295,17 +247,14 @@ class Hooks:
             self._notify("telemetry", self._spans.count, endpoint, outcomes)
 
     def fan_out_began(self) -> object:
-        """Return the span of a fan-out, or None without telemetry."""
         return None if self._spans is None else self._notify("telemetry", self._spans.fan_out_began)
 
     def needs_reports(self, fan_out: object) -> bool:
-        """Return whether somebody may ask for the reports of the requests of a fan-out."""
         if self._on_attempt is not None or self._on_outcome is not None:
             return True
         return self._spans is not None and self._notify("telemetry", self._spans.needs_reports, fan_out) is True
 
     def fan_out_ended(self, fan_out: object, taken: int, answered: int) -> None:
-        """Report the end of a fan-out: how many quota IDs were taken, and of how many the outcome was given."""
         if self._spans is not None:
             self._notify("telemetry", self._spans.fan_out_ended, fan_out, taken, answered)
 

@@ -129,12 +129,10 @@ class RetryPolicy:
 
 
 def may_have_worked(error: SamplingError) -> bool:
-    """Return whether a failed attempt may still have had its effect."""
     return error.delivery == "unknown"
 
 
 def shows_overload(error: SamplingError) -> bool:
-    """Return whether a failed attempt shows that the service, or the network to it, is overloaded."""
     if isinstance(error, ServiceError):
         return error.status in _OVERLOAD
     return isinstance(error, TransportError) and not error.permanent
@@ -169,7 +167,6 @@ def may_concern_one_endpoint(error: SamplingError) -> bool:
 
 
 def _passing(error: SamplingError) -> bool:
-    """Return whether the cause may be gone at the next attempt."""
     if isinstance(error, ServiceError):
         return error.status in _PASSING or error.result_code == ResultCode.TECHNICAL_ERROR
     return isinstance(error, TransportError | DecodeError)
@@ -178,20 +175,16 @@ def _passing(error: SamplingError) -> bool:
 class RetryBudget:
     """The client's tokens for retries: each retry takes one, each success puts a part of one back."""
 
-    __slots__ = ("_deposit", "_size", "tokens")
-
     def __init__(self, size: float, deposit: float) -> None:
         self._size = size
         self._deposit = deposit
         self.tokens = size
 
     def spend(self) -> bool:
-        """Take a token for a retry. Return False if there is none: then the retry is not allowed."""
         if self.tokens < 1:
             return False
         self.tokens -= 1
         return True
 
     def deposit(self) -> None:
-        """Put back the part of a token that a success gives."""
         self.tokens = min(self._size, self.tokens + self._deposit)

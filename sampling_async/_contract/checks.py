@@ -15,16 +15,7 @@ if TYPE_CHECKING:
 
 
 def number_above_0(value: object, name: str, what: str = "a number") -> float:
-    """Return a number above 0 as a float.
-
-    Args:
-        value: The number that the user gave.
-        name: The name of the option, for the error.
-        what: The meaning of the number, for the error.
-
-    Raises:
-        InvalidRequestError: The value is not a number, or not above 0.
-    """
+    """Return a number above 0 as a float. `name` and `what`, its meaning, are for the error."""
     number = _number(value)
     # `not number > 0` also refuses NaN, which `number <= 0` would accept.
     if number is None or not number > 0:
@@ -33,16 +24,7 @@ def number_above_0(value: object, name: str, what: str = "a number") -> float:
 
 
 def number_from_0(value: object, name: str, what: str = "a number") -> float:
-    """Return a number of at least 0 as a float.
-
-    Args:
-        value: The number that the user gave.
-        name: The name of the option, for the error.
-        what: The meaning of the number, for the error.
-
-    Raises:
-        InvalidRequestError: The value is not a number, or below 0.
-    """
+    """Return a number of at least 0 as a float; otherwise as `number_above_0`."""
     number = _number(value)
     if number is None or not number >= 0:
         raise InvalidRequestError(f"{name} must be {what}, at least 0, not {shown(value)}")
@@ -50,23 +32,13 @@ def number_from_0(value: object, name: str, what: str = "a number") -> float:
 
 
 def moment_of(value: object, name: str) -> float:
-    """Return a time as seconds since 1970.
-
-    Raises:
-        InvalidRequestError: The value is no datetime, or has no time zone, so that its meaning would depend on
-            the machine.
-    """
+    """Return a time as seconds since 1970. Without a zone its meaning would depend on the machine."""
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InvalidRequestError(f"{name} is a datetime with a time zone, such as datetime.now(UTC)")
     return value.timestamp()
 
 
 def whole_number(value: object, name: str, *, least: int = 1, most: int | None = None) -> int:
-    """Return a whole number from `least` to `most`, or of any size without `most`.
-
-    Raises:
-        InvalidRequestError: The value is not a whole number, or out of these bounds.
-    """
     if not is_whole(value) or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InvalidRequestError(f"{name} must be a whole number {bounds}, not {shown(value)}")
@@ -74,11 +46,7 @@ def whole_number(value: object, name: str, *, least: int = 1, most: int | None =
 
 
 def whole_id(value: object, name: str) -> int:
-    """Return an ID as an int; whole numbers of NumPy and the like are taken too.
-
-    Raises:
-        InvalidRequestError: The value is not a whole number.
-    """
+    """Return an ID as an int; whole numbers of NumPy and the like are taken too."""
     try:
         # `True` is an int in Python, but no ID.
         return operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
@@ -87,31 +55,13 @@ def whole_id(value: object, name: str) -> int:
 
 
 def require_instance(value: object, kind: type | UnionType, name: str, what: str) -> None:
-    """Check the class of an option.
-
-    Args:
-        value: What the user gave.
-        kind: The class, or a union of several; with `None` in it if the option may be left out.
-        name: The name of the option, for the error.
-        what: What to give, for the error: "a Timeouts, such as Timeouts(read=30)".
-
-    Raises:
-        InvalidRequestError: It is of another type.
-    """
+    """Check the class of an option; `what` says what to give: "a Timeouts, such as Timeouts(read=30)"."""
     if not isinstance(value, kind):
         raise InvalidRequestError(f"{name} must be {what}, not {shown(value)}")
 
 
 def require_functions(*, or_none: bool = False, **functions: object) -> None:
-    """Check options that are called.
-
-    Args:
-        or_none: Whether they may be left out.
-        functions: The options by name.
-
-    Raises:
-        InvalidRequestError: One is no function.
-    """
+    """Check options that are called; with `or_none` they may be left out."""
     for name, function in functions.items():
         if not (callable(function) or (or_none and function is None)):
             raise InvalidRequestError(f"{name} must be a function, not {shown(function)}")
@@ -123,7 +73,6 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def whole_from_1(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Validate an attrs field: a whole number of at least 1."""
     whole_number(value, attribute.name)
 
 
@@ -134,7 +83,6 @@ def positive(owner: object, attribute: Attribute[Any], value: float | None) -> N
 
 
 def not_negative(owner: object, attribute: Attribute[Any], value: float) -> None:
-    """Validate an attrs field: a number of at least 0."""
     number_from_0(value, f"{type(owner).__name__}.{attribute.name}")
 
 

@@ -93,9 +93,8 @@ class SamplingError(Exception):
 def delivered(error: E, delivery: Delivery) -> E:
     """Return a copy of an error with another delivery.
 
-    `copy.copy` is not safe here. A library that changes how errors are pickled (tblib, which dask.distributed
-    installs) makes `copy.copy` return an error that shares its attributes with the original. Setting `delivery`
-    would then change both.
+    `copy.copy` is not safe here: tblib, which dask.distributed installs, makes it share the attributes with the
+    original.
     """
     # `__new__` sets `args` and skips `__init__`, whose parameters differ between the classes.
     other = type(error).__new__(type(error), *error.args)

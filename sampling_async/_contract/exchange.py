@@ -22,53 +22,38 @@ _LEADING: Final = 1024
 
 @value
 class Call(Generic[T]):
-    """One request, ready to be sent, and the function that reads the body of its 200.
-
-    Attributes:
-        endpoint: One of the five endpoints.
-        method: GET, or POST for a bulk invite.
-        target: The path and query below the base address, percent-encoded. It may hold a member code.
-        read: Turns the body of a 200 into the call's result, or raises `DecodeError`.
-        body: The JSON body, or None.
-        quota_ids: The number of quota IDs in the request. Time limits grow with it.
-        private: Texts that errors must not repeat from a response: the member code, plain and encoded.
-        if_none_match: The ETag of an earlier response that the caller still has, or None. With it, a 304 is no
-            refusal: the service has nothing newer.
-    """
+    """One request, ready to be sent, and the function that reads the body of its 200."""
 
     endpoint: Endpoint
     method: Literal["GET", "POST"]
+    # the path and query below the base address, percent-encoded; it may hold a member code
     target: str = field(repr=hidden)
     read: Callable[[bytes], T] = field(repr=False)
     body: bytes | None = field(default=None, repr=False)
     quota_ids: int = 0
+    # texts that errors must not repeat: the member code, plain and encoded
     private: tuple[str, ...] = field(default=(), repr=False)
+    # The ETag of an earlier response that the caller still has. With it, a 304 is no refusal: the service has
+    # nothing newer.
     if_none_match: str | None = field(default=None, repr=False)
 
     @property
     def has_effect(self) -> bool:
-        """Whether the request makes the service create something: invites."""
         return self.endpoint in {"bulk_invite", "generate_invite"}
 
 
 @value
 class Reply:
-    """One HTTP response: the status, the decoded body and the headers that the client uses.
-
-    `is_whole` is False if the body of an error was cut or came too late. `is_followed` says that more came
-    after an error, so that it may not be the response to this request. `result` holds the result of a body
-    that was decoded while it arrived; `body` is empty then. `goes_on` says that more of the body is to
-    come: the attempt ends with it.
-    """
+    """One HTTP response: the status, the decoded body and the headers that the client uses."""
 
     status: int
-    body: bytes = field(default=b"", repr=False)
+    body: bytes = field(default=b"", repr=False)  # empty if it was decoded while it arrived
     retry_after: str | None = None
     date: str | None = None
-    is_whole: bool = True
-    is_followed: bool = False
-    result: Any = field(default=None, repr=False)
-    goes_on: bool = False
+    is_whole: bool = True  # False if the body of an error was cut or came too late
+    is_followed: bool = False  # more came after an error, so that it may not be the response to this request
+    result: Any = field(default=None, repr=False)  # of a body that was decoded while it arrived
+    goes_on: bool = False  # more of the body is to come: the attempt ends with it
 
     @property
     def is_page(self) -> bool:

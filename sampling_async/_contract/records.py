@@ -1,7 +1,6 @@
 """The records of the contract, as frozen values without any knowledge of JSON.
 
-Field names are the contract's names in snake_case, and lists are tuples. Only the subpackage `_json` knows how
-records look on the wire, but for `Invite`, and which deviations are tolerated there.
+Field names are the contract's names in snake_case, and lists are tuples. Only `_json` knows the wire.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ T = TypeVar("T")
 def safe_repr(described: Callable[[T], str]) -> Callable[[T], str]:
     """Decorate a `__repr__` that an object may get before it has all its attributes.
 
-    `__init__` may have failed, and a report of that error prints the object. If the repr failed too, some
-    reports would be lost (Python 3.11).
+    A report of an error in `__init__` prints the object, and is lost if the repr fails too (Python 3.11).
     """
 
     @wraps(described)
@@ -204,13 +202,7 @@ class _Incomplete(TimedInSlot):
 def leave_out(
     quotas: Quotas, errors: Iterable[DecodeError], ids: Iterable[PartialKey] = (_UNREADABLE,)
 ) -> Quotas:
-    """Note on a new inventory which surveys it lacks, and return it.
-
-    Args:
-        quotas: The inventory.
-        errors: What is wrong with each of these surveys.
-        ids: The ID and the wave of each.
-    """
+    """Note on a new inventory which surveys it lacks, by their IDs and waves, and return it."""
     errors = tuple(errors)
     object.__setattr__(quotas, "_left_out", errors)  # records are frozen
     object.__setattr__(quotas, "_left_out_ids", frozenset(ids if errors else ()))
@@ -290,8 +282,7 @@ class RecontactMembers(TimedInSlot):
     member_codes: tuple[str, ...] = field(repr=_count)
 
 
-OPEN_AGE: Final = 99
-"""An age range that ends here or above has no upper limit."""
+OPEN_AGE: Final = 99  # an age range that ends here or above has no upper limit
 
 AGE_BANDS: Final[Mapping[int, tuple[int, int]]] = {
     2006351: (13, 17),

@@ -1,7 +1,4 @@
-"""What the HTTP statuses mean to a client of this service: one table for all who decide by a status.
-
-A status says little by itself, because a proxy may have sent it. What a body adds is decided in `_protocol`.
-"""
+"""What the HTTP statuses mean to a client of this service. A proxy may have sent one: bodies add the rest."""
 
 from __future__ import annotations
 

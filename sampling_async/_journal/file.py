@@ -54,23 +54,13 @@ _NO_DAMAGE: Final = {*_REASONS, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM} - {
 class JournalFile:
     """One use of a journal's file, from `open` to `leave`.
 
-    Args:
-        path: The file.
-        owner: The service's address and the panel that the journal must belong to; None to read or copy any
-            journal.
-        accept_damage: Whether to continue with the readable part of a damaged file.
-
-    Attributes:
-        path: The file, as it was given.
-        noted: The number of rows noted.
-        written: The number of rows written to disk.
-        is_gone: True in the child of a fork: the file belongs to the parent.
+    The journal must belong to `owner`: the service's address and the panel. None is for reading and copying.
     """
 
     def __init__(self, path: Path, owner: tuple[str, str] | None, *, accept_damage: bool = False) -> None:
         self.path = path
-        self.noted = self.written = 0
-        self.is_gone = False
+        self.noted = self.written = 0  # rows noted, and those of them on disk
+        self.is_gone = False  # in the child of a fork: the file belongs to the parent
         self._real = Path(os.path.realpath(path))
         self._owner = owner
         self._accepts_damage = accept_damage
@@ -89,17 +79,12 @@ class JournalFile:
 
     @property
     def chunks(self) -> int:
-        """The highest chunk number in the file."""
         return self._opened().chunks
 
     # --- Opening
 
     def open(self) -> None:
-        """Lock the file, check it, and prepare for writing.
-
-        Raises:
-            JournalError: See `JournalRun.open`.
-        """
+        """Lock the file, check it, and prepare for writing."""
         # Before `_alone` is taken: two files that wait for each other would otherwise never go on.
         self._wait_for_abandoned()
         with self._alone, _typed(self.path):
@@ -146,11 +131,6 @@ class JournalFile:
         self._mend(header)
 
     def _checked(self, header: Header | None) -> JournalRows:
-        """Return the rows after a check of all of them.
-
-        Raises:
-            Damage: Something was changed or is missing.
-        """
         self._must_be_whole(header)
         rows = JournalRows(self._real)
         try:
@@ -173,12 +153,8 @@ class JournalFile:
     def _must_be_whole(self, header: Header | None) -> None:
         """Check that no part of the journal is missing. Create the file if there was no journal.
 
-        SQLite would not complain about a missing or empty file: it would begin a new database.
-
-        Raises:
-            Damage: The file or a part of it is missing.
-            JournalError: The file has several names. SQLite keeps the newest rows beside one name, and does not
-                find them by the other.
+        SQLite would not complain about a missing or empty file: it would begin a new database. SQLite keeps the
+        newest rows beside one name of a file, and does not find them by another name.
         """
         size = self._real.stat().st_size if self._real.exists() else None
         newest = beside(self._real, "-wal")
@@ -198,7 +174,6 @@ class JournalFile:
             raise JournalError("has a second name (a hard link); remove one of the names", path=self.path)
 
     def _begin(self, rows: JournalRows, header: Header | None) -> None:
-        """Make a journal of an empty database."""
         if header is not None and header.rows:
             raise Damage(f"it has no rows, but {header.rows} rows had been written")
         if self._owner is None:
@@ -210,12 +185,7 @@ class JournalFile:
         rows.make(self._owner, seed)
 
     def _identified(self, rows: JournalRows, header: Header | None) -> Header:
-        """Refuse other databases, other versions and other owners. Return the header, which must exist.
-
-        Raises:
-            Damage: A mark of the journal was changed, or the header is missing.
-            JournalError: The file is not a journal of this version, service and panel.
-        """
+        """Refuse other databases, other versions and other owners. Return the header, which must exist."""
         had_rows = header is not None and bool(header.rows)
         if rows.is_foreign():
             if had_rows:
@@ -311,7 +281,6 @@ class JournalFile:
             return [self._opened().recall(member_code, quota_ids) for member_code, quota_ids in pairs]
 
     def requests(self, after: int, member_code: bytes | None) -> list[JournaledRequest]:
-        """Return the result of `JournalRows.requests`."""
         with self._alone, _typed(self.path):
             return self._opened().requests(after, member_code)
 

@@ -1,9 +1,8 @@
 """The lock file beside a journal: it gives the journal to one run, and records how many rows the journal has.
 
-Locks on the database itself are not enough. By POSIX such a lock ends when any descriptor of the file is
-closed, for example by a backup that reads it. This lock belongs to one open descriptor, so it also works
-between two runs of one process. The recorded number shows what a database cannot show itself: that rows are
-missing at its end.
+By POSIX a lock on the database itself ends when any descriptor of the file is closed, for example by a backup.
+This lock belongs to one open descriptor, so it also works between two runs of one process. The recorded number
+shows what a database cannot show itself: that rows are missing at its end.
 """
 
 from __future__ import annotations
@@ -48,14 +47,7 @@ _locks: Final[WeakSet[JournalLock]] = WeakSet()
 
 
 class JournalLock:
-    """The lock of one journal, and its header.
-
-    Args:
-        journal: The journal's file, which this class does not touch.
-
-    Attributes:
-        path: The lock file.
-    """
+    """The lock of one journal, in a file beside it, and the header in that file."""
 
     def __init__(self, journal: Path) -> None:
         self.path = journal.with_name(f"{journal.name}-lock")
@@ -64,12 +56,7 @@ class JournalLock:
         _locks.add(self)
 
     def take(self) -> None:
-        """Take the lock.
-
-        Raises:
-            JournalError: Another run has it.
-            OSError: The file cannot be used, or is somebody else's.
-        """
+        """Take the lock. A JournalError says that another run has it."""
         until = time.monotonic() + _BRIEF
         while True:
             self._file = open_private(self.path)
@@ -120,11 +107,7 @@ class JournalLock:
         return False
 
     def header(self) -> Header | None:
-        """Return the recorded header; None if the file is empty.
-
-        Raises:
-            Damage: The file was changed.
-        """
+        """Return the recorded header; None if the file is empty."""
         line = self._line()
         if not line:
             return None
@@ -140,12 +123,10 @@ class JournalLock:
         return os.read(self._file, _LENGTH + 1)
 
     def write(self, header: Header, *, durably: bool = False) -> None:
-        """Write how many rows the journal has now.
+        """Write how many rows the journal has now, and wait until it is on disk if `durably`.
 
-        Args:
-            header: The number of rows, and the last digest.
-            durably: Whether to wait until it is on disk. This is not needed for each row: after a loss of power
-                an old header does no harm, because a journal may have more rows than its header says.
+        This is not needed for each row: after a loss of power an old header does no harm, because a journal may
+        have more rows than its header says.
         """
         line = _line(header)
         os.lseek(self._file, 0, os.SEEK_SET)
@@ -192,12 +173,7 @@ def _line(header: Header) -> bytes:
 def _lock(file: int, *, shared: bool = False) -> None:
     """Lock a file by its descriptor, without waiting.
 
-    Args:
-        file: The descriptor.
-        shared: Whether others may lock it likewise, but not for themselves. Windows has no such locks.
-
-    Raises:
-        BlockingIOError: Another descriptor has the lock.
+    With `shared`, others may lock it likewise; not on Windows.
     """
     if sys.platform == "win32":  # pragma: no cover
         import msvcrt  # noqa: PLC0415

@@ -29,13 +29,10 @@ _SMALLEST_ROW: Final = 64
 def salvage(
     path: Path, mended: JournalRows, expected: int, refuse_others: Callable[[JournalRows], None]
 ) -> None:
-    """Copy the readable rows of a damaged file into another one.
+    """Copy the readable rows of a damaged file into another one, which is empty.
 
-    Args:
-        path: The damaged file. It stays as it is.
-        mended: The other one, which has no rows yet.
-        expected: How many rows there were, as far as that is known.
-        refuse_others: Raises if the rows belong to somebody else.
+    The damaged file stays as it is. `expected` rows were there, as far as that is known. `refuse_others` raises
+    if the rows belong to somebody else.
     """
     expected = max(expected, path.stat().st_size // _SMALLEST_ROW)
     doubtful: list[Note] = []

@@ -68,11 +68,6 @@ _OMITTED_WHEN_NONE: Final = {"survey_name", "member_amount"}
 
 
 def structure(cls: type[T], value: Any, at: str) -> T:
-    """Build a record from parsed JSON; `at` is the path of `value` in the body.
-
-    Raises:
-        DecodeError: The value breaks the contract.
-    """
     try:
         return _converter().structure(value, cls)
     except (BaseValidationError, Mismatch) as exc:
@@ -82,12 +77,10 @@ def structure(cls: type[T], value: Any, at: str) -> T:
 
 
 def unstructure(record: object) -> Any:
-    """Turn a record, or a list or tuple of records, into a value for `json.dumps`."""
     return _converter().unstructure(record)
 
 
 def _locate(error: Exception, at: str) -> tuple[str, str]:
-    """Return the path and the rule of the first fault."""
     # cattrs nests one group of exceptions for each level of the body. Each step goes into the first exception
     # and adds its field or index to the path.
     while isinstance(error, ClassValidationError | IterableValidationError):

@@ -35,10 +35,9 @@ from sampling_async._contract.records import wire_name
 from sampling_async._json import fast, rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from sampling_async._contract.records import Survey
-    from sampling_async._json.fast import KnownSurveys, Shared, WireItem
+    from sampling_async._json.fast import Shared
 
 T = TypeVar("T")
 
@@ -60,48 +59,16 @@ def from_json(cls: type[T], body: bytes | str) -> T:
 
 
 def read(cls: type[T], body: bytes, at: str = "$", shared: Shared | None = None) -> T:
-    """Read a record that may be a part of a larger body; `at` is its path there.
+    """Read a record that may be a part of a larger body; `at` is its path there, for errors.
 
-    Args:
-        cls: The record to read.
-        body: The JSON of the record alone.
-        at: Its path in the larger body, for errors.
-        shared: The same object for all parts of one inventory, see `new_shared`.
-
-    Raises:
-        DecodeError: As for `from_json`.
+    All parts of one inventory share the same `shared`.
     """
     record = fast.read(cls, body, shared)
     return structure(cls, parse(body, at), at) if record is None else record
 
 
-def read_many(cls: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
-    """Read a list of records with the fast decoder; None if it cannot read one of them."""
-    return fast.read_many(cls, body, shared)
-
-
-def read_unknown(body: bytes, shared: Shared, known: KnownSurveys) -> list[Survey] | None:
-    """Read those surveys of a list that are not known; None if the fast decoder cannot read one of them."""
-    return fast.read_unknown(body, shared, known)
-
-
-def warm_up() -> None:
-    """Import the fast decoder and fill its caches, so that the first response does not block the event loop."""
-    fast.warm_up()
-
-
-def new_shared() -> Shared:
-    """Return the `shared` argument for all parts of one inventory."""
-    return fast.Shared()
-
-
-def bulk_items(body: bytes) -> list[WireItem] | None:
-    """Read the items of a bulk response with the fast decoder; None if it cannot read one of them."""
-    return fast.read_bulk(body)
-
-
 def plain_json(value: object) -> bytes:
-    """Write numbers, texts, lists and dicts as JSON, fast. Records are not written as the contract's."""
+    """Write numbers, texts, lists and dicts as JSON, fast; records in the names of their fields."""
     import msgspec  # noqa: PLC0415
 
     return msgspec.json.encode(value)
@@ -114,17 +81,8 @@ def json_lines(values: Iterable[object]) -> bytes:
     return msgspec.json.Encoder().encode_lines(values)[:-1]
 
 
-def packed(record: object) -> bytes:
-    """Write a record as one line of JSON in the names of its fields, for files of this package only."""
-    return plain_json(record)
-
-
-def unpacked(cls: type[T], line: bytes) -> T:
-    """Read a record that `packed` wrote.
-
-    Raises:
-        DecodeError: The line is not JSON, or not such a record.
-    """
+def from_plain_json(cls: type[T], line: bytes) -> T:
+    """Read a record that `plain_json` wrote, in the names of its fields."""
     # A quote inside a text is escaped, so this finds names only. To have msgspec read the names of the fields
     # would leave its cache in the class, where the drafts of the fast decoder would inherit it.
     return read(cls, re.sub(rb'"([a-z_]+)":', _as_on_the_wire, line))
@@ -142,15 +100,8 @@ def to_json(record: object) -> bytes:
 def parse(body: bytes | str, at: str = "$", *, pairs: bool = False, once: bool = False) -> Any:
     """Parse JSON by its content, whatever the Content-Type says.
 
-    Args:
-        body: The JSON.
-        at: Its path, if it is a part of a larger body.
-        pairs: Return objects as lists of (name, value), repeated names included.
-        once: Refuse an object with a repeated name, of whose values only the last would count.
-
-    Raises:
-        DecodeError: The body is empty, HTML or not JSON, or has values that JSON does not allow or Python
-            cannot read (NaN, numbers of 5,000 digits), or an object repeats a name.
+    With `pairs`, objects are lists of (name, value), repeated names included. With `once`, an object with a
+    repeated name is refused: only the last of its values would count.
     """
     text = _encoded(body)
     head = text[:64].lstrip(_BLANK)
@@ -176,11 +127,6 @@ def parse(body: bytes | str, at: str = "$", *, pairs: bool = False, once: bool =
 
 
 def structure(cls: type[T], value: Any, at: str = "$") -> T:
-    """Build a record from parsed JSON; `at` is the path of `value` in the body.
-
-    Raises:
-        DecodeError: The value breaks the contract.
-    """
     from sampling_async._json import careful  # noqa: PLC0415  with cattrs, which is slow to import
 
     return careful.structure(cls, value, at)
@@ -201,7 +147,6 @@ def whole_number(value: object) -> int | None:
 
 
 def unstructure(record: object) -> Any:
-    """Turn a record, or a list or tuple of records, into a value for `json.dumps`."""
     from sampling_async._json import careful  # noqa: PLC0415  with cattrs, which is slow to import
 
     return careful.unstructure(record)

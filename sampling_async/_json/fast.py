@@ -1,13 +1,11 @@
 """The fast decoder: msgspec reads JSON in C, directly into the slots of the records.
 
-msgspec fills a Struct, such as `Invite`, by the names of the wire. It fills attrs classes by the names of their
-fields only, and these are not the names of the wire. So each of them has a draft: a subclass whose fields have
-the wire's names, as other names for the same slots. After the reading, values that differ between the wire and
-the record are converted in place. Then the draft becomes the record by a change of its `__class__`. This is
-done for all drafts of one kind together, so that these loops run in C too.
-
-The fast decoder returns None for all it cannot read, or would read otherwise than the careful decoder, which
-then reads the body. It never explains a failure. It does not check fields that no record has.
+msgspec fills attrs classes by the names of their fields, and these are not the names of the wire. So each of
+them has a draft: a subclass whose fields have the wire's names, as other names for the same slots. After the
+reading, values that differ between the wire and the record are converted in place, and the draft becomes the
+record by a change of its `__class__`. This is done for all drafts of one kind together, so that these loops run
+in C too. It returns None for all it cannot read, or would read otherwise than the careful decoder, which then
+reads the body. It does not check fields that no record has.
 """
 
 from __future__ import annotations
@@ -49,16 +47,11 @@ if TYPE_CHECKING:
 
 
 def draft_of(record: type[Any], **namespace: Any) -> type[Any]:
-    """Return a writable subclass of a frozen record.
+    """Return a writable subclass of a frozen record, with the same slots and no others.
 
     Call it without arguments, fill the instance, then set `draft.__class__ = record`: the instance is now a
     frozen record. This is faster than the constructor of a frozen record, which sets each field through
     `object.__setattr__`. That takes longer than reading the fields from the wire.
-
-    Args:
-        record: A frozen attrs class with slots. The subclass has the same slots and no others, which Python
-            requires for the change of `__class__`.
-        namespace: Further attributes of the subclass.
     """
     # Setting and deleting are both needed: one C function does the work of the two, and Python calls it
     # directly only if neither name is a Python function.
@@ -107,7 +100,6 @@ class KnownSurveys:
         return sum(survey() is not None for survey in self._surveys.values())
 
     def add(self, text: bytes, survey: Survey) -> None:
-        """Add a survey that was read from a text."""
         if len(self._surveys) >= self._most:
             self._surveys = {key: known for key, known in self._surveys.items() if known() is not None}
             self._most = max(_FEWEST_REFERENCES, 2 * len(self._surveys))
@@ -115,7 +107,6 @@ class KnownSurveys:
         self._remember(text)
 
     def find(self, text: bytes) -> Survey | None:
-        """Return the survey with this text, if it is known."""
         survey = self._surveys.get(_fingerprint(text), _gone)()
         if survey is not None:
             self._remember(text)
@@ -132,12 +123,7 @@ class KnownSurveys:
         return length is not None and start + length > len(buffer)
 
     def leading(self, buffer: bytearray, start: int) -> tuple[list[Survey], int]:
-        """Return the known surveys with which a list goes on, and where the last of them ends.
-
-        Args:
-            buffer: The bytes of a list of surveys.
-            start: Where a survey begins.
-        """
+        """Return the known surveys with which a list goes on from `start`, and where the last of them ends."""
         surveys: list[Survey] = []
         length_of, survey_of = self._lengths.get, self._surveys.get
         at, end, size = start, start, len(buffer)
@@ -174,8 +160,7 @@ logger: Final = logging.getLogger("sampling_async.json")
 class Shared:
     """The conditions read so far, by their text on the wire, so that sub-quotas share equal ones.
 
-    Most conditions occur many times in an inventory, and frozen records can be shared. The memory is bounded,
-    whatever the size of the inventory.
+    The memory is bounded, whatever the size of the inventory.
     """
 
     __slots__ = ("_bytes", "conditions")
@@ -185,7 +170,6 @@ class Shared:
         self._bytes = 0
 
     def unknown(self, texts: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Return the texts that have not been read so far, each once."""
         if self._bytes > _SHARED_BYTES:
             self.conditions.clear()
             self._bytes = 0
@@ -195,12 +179,9 @@ class Shared:
 
 
 def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None:
-    """Read a record from JSON; return None if the careful decoder must read it.
+    """Read a record from JSON in UTF-8; return None if the careful decoder must read it.
 
-    Args:
-        record: The class of the record.
-        body: JSON in UTF-8.
-        shared: The same object for all parts of one inventory.
+    All parts of one inventory share the same `shared`.
     """
     shared = shared or Shared()
     if record is PartnerSettings:
@@ -221,13 +202,7 @@ def read_many(record: type[T], body: bytes, shared: Shared) -> Sequence[T] | Non
 
 
 def read_unknown(body: bytes, shared: Shared, known: KnownSurveys) -> list[Survey] | None:
-    """Read a list of surveys; return None if the careful decoder must read it.
-
-    Args:
-        body: JSON in UTF-8.
-        shared: The same object for all parts of one inventory.
-        known: Surveys that are not read again. The others are added.
-    """
+    """Read those surveys of a list that are not in `known`, and add them; None if the careful decoder must."""
     # `Raw` finds the bounds of each survey without decoding it.
     raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], body) if is_usable() else None
     if raws is None:
@@ -253,15 +228,8 @@ def positive_ints(values: tuple[Any, ...]) -> tuple[int, ...] | None:
 
 
 def warm_up() -> None:
-    """Make the decoders that the first responses need."""
-    for record in (
-        Quotas,
-        tuple[Survey, ...],
-        Survey,
-        tuple[msgspec.Raw, ...],
-        QuestionAndAnswers,
-        _WireReply,
-    ):
+    """Fill the caches, so that the first response does not block the event loop."""
+    for record in (Quotas, tuple[Survey, ...], Survey, tuple[msgspec.Raw, ...], QuestionAndAnswers, _WireReply):
         _decoder(record)
 
 
@@ -311,10 +279,7 @@ def _is_utf8(body: bytes) -> bool:
 
 @cache
 def is_usable() -> bool:
-    """Return whether drafts work with the installed msgspec.
-
-    They depend on how msgspec creates and fills instances of attrs classes, which another version may change.
-    """
+    """Return whether drafts work with the installed msgspec: another version may create instances otherwise."""
     try:
         price = _decoder(Price).decode(b'{"CurrencyID":2,"Amount":1.5}')
         works = _become(Price, (price,), Shared()) and price == Price(1.5, 2)
@@ -336,7 +301,6 @@ def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _on_the_wire(hint: Any) -> Any:
-    """Return the type that msgspec reads for a type of the records."""
     if attrs.has(hint) and hint is not Invite:
         return _draft(hint)
     if get_origin(hint) is tuple:
@@ -418,7 +382,6 @@ def _become_each(name: str, record: type[Any], drafts: Sequence[Any], shared: Sh
 
 
 def _fill(name: str, stands_for: Any, drafts: Sequence[Any], _: Shared) -> bool:
-    """Replace nulls by the values that they stand for."""
     # The first test runs in C, and nearly always finds no null.
     if None in map(attrgetter(name), drafts):
         for draft in drafts:
@@ -467,7 +430,6 @@ def _unpack(drafts: Sequence[Any], _: Shared) -> bool:
 
 
 def _are_single_values(values: Sequence[str]) -> bool:
-    """Return whether each text is one value, not empty and without blanks."""
     joined = ",".join(values)
     if joined.split() != [joined]:  # there is a blank, or no character at all
         return not values

@@ -1,13 +1,10 @@
 """Read an inventory while it arrives: each survey is cut out and decoded as soon as its last byte is there.
 
-So a body of any size is neither kept nor decoded as a whole, which would block the event loop for seconds.
-
-The end of a survey is guessed first, because that is fast: by the text between the two surveys before, and by
-counting braces. A brace inside a text can make a guess wrong, but never a result. The cut-out piece must be one
-whole JSON object, and if it is not, the end is found token by token.
-
-A survey with a null where the contract has a value, or without the field, is left out on request: the others
-are valid. If there are no others, or a value is of a wrong kind, the body is not what the contract says.
+A body that is decoded as a whole would block the event loop for seconds. The end of a survey is guessed first,
+because that is fast: by the text between the two surveys before, and by counting braces. A brace inside a text
+can make a guess wrong, but never a result. The cut-out piece must be one whole JSON object, and if it is not,
+the end is found token by token. A survey that lacks a value is left out on request. If there are no others, or
+a value is of a wrong kind, the body is not what the contract says.
 """
 
 from __future__ import annotations
@@ -20,16 +17,8 @@ from attrs import evolve
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey, leave_out
-from sampling_async._json.codec import (
-    from_json,
-    new_shared,
-    parse,
-    read,
-    read_many,
-    read_unknown,
-    structure,
-    whole_number,
-)
+from sampling_async._json.codec import from_json, parse, read, structure, whole_number
+from sampling_async._json.fast import Shared, read_many, read_unknown
 from sampling_async._json.rules import says_absent, spelled
 
 if TYPE_CHECKING:
@@ -62,14 +51,9 @@ _MOSTLY_KNOWN: Final = 8
 
 
 class Inventory:
-    """The body of Get Quotas, fed in parts.
+    """The body of Get Quotas, fed in parts. Surveys in `known` are not read again; the others are added.
 
-    Args:
-        known: Surveys of earlier responses. One that has not changed is not read again. The others are added.
-        strict: Refuse a survey that lacks a value. Otherwise it is left out.
-
-    Attributes:
-        left_out: The errors of the surveys that were left out.
+    A survey that lacks a value is refused if `strict`, or left out.
     """
 
     def __init__(self, known: KnownSurveys | None = None, *, strict: bool = True) -> None:
@@ -80,18 +64,13 @@ class Inventory:
         self._survey: _Extent | None = None  # the survey whose end has not been found so far
         self._alike = b""  # the text between the two latest surveys, see `_ALIKE`
         self._tried = 0  # where the last try of `_cut_many` ended, successful or not
-        self._shared = new_shared()
+        self._shared = Shared()
         self._known = known
         self._unchanged = 0  # known surveys since the last one that was read
         self._is_exact = False
         self._is_list_over = False
 
     def feed(self, part: bytes) -> list[Survey]:
-        """Add a part of the body, and return the surveys that are complete now.
-
-        Raises:
-            DecodeError: A survey breaks the contract.
-        """
         self._buffer += part
         if self._head is None and len(self._buffer) - len(part) <= _HEAD_BYTES:
             head = _HEAD.match(self._buffer)
@@ -101,11 +80,7 @@ class Inventory:
         return [] if self._head is None else self._whole_surveys()
 
     def end(self) -> list[Survey]:
-        """Return the last surveys, at the end of the body.
-
-        Raises:
-            DecodeError: As for `feed`, or the body is cut.
-        """
+        """Return the last surveys, at the end of the body."""
         if self._head is None:
             return []
         # A guess may be waiting for bytes that will not come now, so the last surveys are not guessed.
@@ -126,11 +101,6 @@ class Inventory:
         return self._head + b"]" + self._buffer if self._count == 0 else None
 
     def frame(self) -> Quotas:
-        """Return the inventory without its surveys, after the end.
-
-        Raises:
-            DecodeError: The part around the surveys breaks the contract.
-        """
         assert self._head is not None
         # The head ends with the opening bracket of the list, so this is a whole body with an empty list.
         body = self._head + b"]" + self._buffer
@@ -203,8 +173,7 @@ class Inventory:
     def _cut_many(self, extent: _Extent, surveys: list[Survey]) -> int | None:
         """Read all surveys up to the last possible end in the buffer, in one call.
 
-        Returns:
-            The end of these surveys; None if there is no such end, or the guess is wrong.
+        Return where they end; None if there is no such end, or the guess is wrong.
         """
         if not extent.alike or extent.is_exact or self._unchanged >= _MOSTLY_KNOWN:
             return None
@@ -267,19 +236,11 @@ class Inventory:
 
 
 class LeftOut:
-    """The surveys of one inventory that were left out, because they lack a value.
-
-    Args:
-        strict: Leave out none.
-
-    Attributes:
-        errors: What is wrong with each.
-        ids: The ID and the wave of each, as far as they can be read.
-    """
+    """The surveys of one inventory that were left out, because they lack a value; none if `strict`."""
 
     def __init__(self, *, strict: bool) -> None:
         self.errors: list[DecodeError] = []
-        self.ids: list[PartialKey] = []
+        self.ids: list[PartialKey] = []  # the ID and the wave of each, as far as they can be read
         self._is_strict = strict
 
     def accepts(self, exc: DecodeError, survey: bytes | dict[str, Any]) -> bool:
@@ -297,11 +258,7 @@ class LeftOut:
         return True
 
     def end(self, count: int) -> None:
-        """End the inventory, which had so many surveys.
-
-        Raises:
-            DecodeError: All of them were left out.
-        """
+        """End the inventory, which had so many surveys. Raise if all of them were left out."""
         if self.errors and len(self.errors) == count:
             raise DecodeError(self.errors[0].path, self.errors[0].rule)
         if len(self.errors) > _NAMED:
@@ -309,11 +266,6 @@ class LeftOut:
 
 
 def read_inventory(body: bytes, *, strict: bool) -> Quotas:
-    """Read an inventory as a whole, as `Inventory` reads it in parts.
-
-    Raises:
-        DecodeError: As for `Inventory`.
-    """
     try:
         return from_json(Quotas, body)
     except DecodeError as exc:
@@ -333,35 +285,27 @@ def read_inventory(body: bytes, *, strict: bool) -> Quotas:
 
 
 class _Extent:
-    """The bounds of a survey in a buffer that grows.
-
-    Attributes:
-        start: The index of its first byte.
-        alike: The text to search for as its end, see `_ALIKE`; empty to search for any possible end.
-        is_exact: Whether the end is found token by token, and not guessed.
-    """
+    """The bounds of a survey in a buffer that grows."""
 
     __slots__ = ("_buffer", "_depth", "_scanned", "alike", "is_exact", "start")
 
     def __init__(self, buffer: bytearray, start: int, alike: bytes, *, is_exact: bool) -> None:
         self.start = start
-        self.alike = alike
-        self.is_exact = is_exact
+        self.alike = alike  # the text to search for as its end, see `_ALIKE`; empty for any possible end
+        self.is_exact = is_exact  # the end is found token by token, not guessed
         self._buffer = buffer
         self._depth = 0
         self._scanned = start
 
     def shift(self, by: int) -> None:
-        """Adjust the indexes after the removal of a number of bytes at the beginning of the buffer."""
+        """Adjust the indexes to a buffer without its first `by` bytes."""
         self.start -= by
         self._scanned -= by
 
     def be_exact(self) -> None:
-        """Stop guessing, and start again from the first byte."""
         self.is_exact, self._depth, self._scanned = True, 0, self.start
 
     def find_end(self) -> int | None:
-        """Return the end of the survey, or None if it has not arrived."""
         # A candidate is the end if the braces up to it are balanced. If none is found in a long survey, the
         # search falls back: first from the known text to any possible end, then to tokens.
         while not self.is_exact:

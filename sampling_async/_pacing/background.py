@@ -1,9 +1,9 @@
 """Run work in the background while a block is open. Depends on anyio and knows nothing of surveys.
 
-On asyncio the work runs in a separate task, and no cancel scope is open in the task of the block. So Python
-may leave the block in another task than the one that entered it. This happens to a block in an async generator
-that is not read to its end (PEP 789). Trio has no such separate tasks: there a cancel scope is open in the
-block, and a warning is given if the block is left in another task.
+On asyncio the work runs in a separate task, and no cancel scope is open in the task of the block. So the block
+may be left in another task than it was entered in, as in an async generator that is not read to its end (PEP
+789). Trio has no such tasks: there a cancel scope is open in the block, and leaving it elsewhere gives a
+warning.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ _LOG: Final = logging.getLogger("sampling_async.pacing")
 def is_foreign_cancellation(exc: BaseException) -> bool:
     """Return whether an exception is an asyncio cancellation that is not meant for the current task.
 
-    If a task awaits a future or another task, and that is cancelled, the same CancelledError is raised as for a
-    cancellation of the task itself. Such a stray cancellation must be reported as a failure. Otherwise it would
-    end the current task silently.
+    If a task awaits a future that is cancelled, it gets the same CancelledError as for its own cancellation. A
+    stray one must be reported as a failure. Otherwise it would end the current task silently.
     """
     if "asyncio" not in sys.modules:
         return False
@@ -53,15 +52,10 @@ def is_foreign_cancellation(exc: BaseException) -> bool:
 
 
 class Background(ABC):
-    """An async context manager with work that runs while its block is open.
+    """An async context manager with work that runs while its block is open. It can be entered once.
 
-    It can be entered once. An exception of the work is kept for the consumer of the results and raised after
-    the last result, without an ExceptionGroup around it.
-
-    Attributes:
-        left: Whether the block has been left.
-        has_ended_the_loop: Whether the exception that ended the work came from a task that the work started. If
-            it is SystemExit or KeyboardInterrupt, asyncio has raised it out of the event loop already.
+    An exception of the work is kept for the consumer of the results and raised after the last result, without
+    an ExceptionGroup around it.
     """
 
     _called: ClassVar[str] = "stream"  # in errors and warnings
@@ -69,6 +63,8 @@ class Background(ABC):
 
     def __init__(self) -> None:
         self.left = False
+        # Whether the exception came from a task that the work started. asyncio has raised a SystemExit or
+        # KeyboardInterrupt of such a task out of the event loop already.
         self.has_ended_the_loop = False
         self._runner: _Task | _Nursery | None = None
         self._failure: Exception | None = None
@@ -124,7 +120,6 @@ class Background(ABC):
         self._came_to_its_end = True
 
     def is_over(self) -> None:
-        """Record that no more results will come. It may be called several times."""
         self._finished = True
         self._progress.notify()
 
@@ -210,11 +205,7 @@ class _Task:
                     raise
 
     def is_within(self, *, in_groups: bool) -> bool:
-        """Return whether the current task is that of the work, or was started by it.
-
-        Args:
-            in_groups: Whether the work starts tasks in groups of anyio, and not by `Tasks` only.
-        """
+        """Return whether the current task is that of the work, or was started by it, maybe in a group."""
         import asyncio  # noqa: PLC0415  loaded by now
 
         current = asyncio.current_task()
@@ -260,7 +251,6 @@ class Tasks:
         return self
 
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
-        """Start a task that calls a coroutine function."""
         # One statement: if a signal handler raised in between, nobody would wait for the task.
         self._running.add(task := self._loop.create_task(function(*args), name="sampling_async"))
         if self._owner is not None:
@@ -283,12 +273,7 @@ class Tasks:
 
 
 async def outlast(tasks: Collection[asyncio.Task[Any]], on_cancel: Callable[[], object] = lambda: None) -> None:
-    """Wait until tasks have ended, however often this is cancelled; then raise the cancellation.
-
-    Args:
-        tasks: The tasks.
-        on_cancel: Called at the first cancellation.
-    """
+    """Wait until tasks have ended, however often this is cancelled; then raise the cancellation."""
     import asyncio  # noqa: PLC0415  loaded by now
 
     cancelled: asyncio.CancelledError | None = None
@@ -324,7 +309,6 @@ class _Nursery:
             await background.run()
 
     async def end(self) -> None:
-        """Cancel the work and wait for its end."""
         self._scope.cancel()
         if anyio.get_current_task().id != self._entered_by:
             warnings.warn(
@@ -372,7 +356,6 @@ class BackgroundService(Background):
             self._end()
 
     def is_over(self) -> None:
-        """Record the end of the work. It may be called several times."""
         super().is_over()
         if self._broken_by is not None and not self._is_logged:
             self._is_logged = True
@@ -389,15 +372,10 @@ class BackgroundService(Background):
 
     @property
     def _broken_by(self) -> Exception | None:
-        """The failure that has ended the work while its block was open."""
         return None if self._is_leaving else self._failure
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for a state of the work.
-
-        Raises:
-            RuntimeError: The work has ended, so the state will never come.
-        """
+        """Wait for a state of the work, or raise a RuntimeError if the work has ended."""
         if self._runner is None:
             self._must_be_inside()
         while not is_so():
@@ -406,7 +384,6 @@ class BackgroundService(Background):
             await self._progress.wait()
 
     def _ended(self) -> RuntimeError:
-        """Return the error for those who wait for work that has ended; the failure is its cause."""
         failure = self._broken_by
         if failure is None:
             return RuntimeError(f"the {self._called} has ended")
@@ -419,10 +396,7 @@ Item = TypeVar("Item")
 
 
 class ReadAhead(Background, Generic[Item]):
-    """An async generator that runs in a separate task, one item ahead of its consumer.
-
-    An exception of the generator is raised after the items before it, without an ExceptionGroup around it.
-    """
+    """An async generator that runs in a separate task, one item ahead of its consumer."""
 
     def __init__(self, items: AsyncGenerator[Item, None]) -> None:
         super().__init__()
@@ -435,7 +409,7 @@ class ReadAhead(Background, Generic[Item]):
         return bool(self._ready)
 
     async def next(self) -> Item | None:
-        """Return the next item, or None after the last. No item is lost if this is cancelled."""
+        """Return the next item, or None at the end. No item is lost if this is cancelled."""
         self._must_be_inside()
         while not self._ready:
             if self._finished:

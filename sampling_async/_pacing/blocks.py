@@ -1,9 +1,9 @@
 """Blocks of code that end at a deadline, or all together when their owner is closed. Depends on anyio.
 
-A cancel scope with a deadline sets and cancels a timer of its own, which costs as much as the scope. Nearly all
-blocks end long before their deadline. So on asyncio one timer serves all blocks: it is set for the earliest
-deadline, and is not touched when that block ends. Blocks around this package's code need no cancel scope
-either: the cancellation of asyncio itself does, as in `asyncio.timeout`.
+A cancel scope with a deadline has a timer of its own, which costs as much as the scope. Nearly all blocks end
+long before. So on asyncio one timer serves all blocks: it is set for the earliest deadline, and not touched
+when that block ends. Blocks around this package's code need no scope either: they cancel as `asyncio.timeout`
+does.
 """
 
 from __future__ import annotations
@@ -29,18 +29,6 @@ _TICK: Final = 0.001  # seconds; a timer may fire this much too early
 class DeadlineScopes:
     """The open blocks of one owner, in one event loop."""
 
-    __slots__ = (
-        "__weakref__",
-        "_deadlines",
-        "_is_new",
-        "_is_shut",
-        "_loop",
-        "_none_left",
-        "_now",
-        "_rings_at",
-        "_timer",
-    )
-
     def __init__(self) -> None:
         self._deadlines: dict[Scope, float] = {}  # of the open blocks
         self._now: Callable[[], float] = anyio.current_time  # of the event loop's own clock, as deadlines are
@@ -57,11 +45,9 @@ class DeadlineScopes:
     def within(self, seconds: float, *, is_ours: bool = False) -> Block:
         """Return a block that is cancelled after a number of seconds, or when its owner is closed.
 
-        Args:
-            seconds: The number of seconds.
-            is_ours: Whether only code of this package runs in the block. Then on asyncio it is cancelled as
-                `asyncio.timeout` does it: once, and without regard to anyio's shields. Foreign code may need
-                more, and a cancel scope takes 4 % of the time of a bulk request.
+        `is_ours` means that only code of this package runs in the block. Then on asyncio it is cancelled as
+        `asyncio.timeout` does it: once, and without regard to anyio's shields. Foreign code may need more, and
+        a cancel scope takes 4 % of the time of a bulk request.
         """
         if self._is_new:
             self._is_new, self._loop = False, asyncio_loop()
@@ -85,7 +71,6 @@ class DeadlineScopes:
             self._set_timer(until)
 
     def leave(self, scope: Scope) -> None:
-        """Note that a block has ended."""
         self._deadlines.pop(scope, None)
         if self._none_left is not None and not self._deadlines:
             self._none_left.set()
@@ -102,7 +87,6 @@ class DeadlineScopes:
             earlier.cancel()
 
     def ring(self) -> None:
-        """Cancel the blocks whose time has passed, and set the timer for the next one."""
         self._timer, self._rings_at = None, inf
         now, earliest = self._now(), inf
         for scope, until in tuple(self._deadlines.items()):
@@ -115,7 +99,6 @@ class DeadlineScopes:
             self._set_timer(earliest)
 
     def shut(self) -> None:
-        """Cancel each block that begins from now on."""
         self._is_shut = True
 
     async def end(self, seconds: float) -> None:
@@ -185,7 +168,6 @@ class _NativeBlock:
         return self._task is not None and self._task.done()
 
     def cancel(self) -> None:
-        """Cancel the block."""
         if self._task is not None and not self.cancel_called:
             self.cancel_called = True
             self._task.cancel()

@@ -43,7 +43,6 @@ class LoopClock:
         self._time: Callable[[], float] | None = None
 
     def __call__(self) -> float:
-        """Return the time."""
         if self._time is None:
             loop = asyncio_loop()
             self._time = _trio_clock() if loop is None else _asyncio_clock(loop)
@@ -54,24 +53,15 @@ PERMIT, HOLD, JOURNAL, BACKOFF, CONNECT, SEND, FIRST_BYTE, BODY, DECODE = range(
 
 
 class Timeline:
-    """The stage that a running call is in, and the seconds in the stages before.
-
-    Args:
-        clock: Returns seconds from any start.
-
-    Attributes:
-        seconds: The seconds in each stage, without the current one.
-        since: When the current stage began.
-        began: When the call began.
-    """
+    """The stage that a running call is in, and the seconds in the stages before."""
 
     __slots__ = ("_clock", "_stage", "began", "seconds", "since")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._stage = PERMIT
-        self.seconds = [0.0] * len(STAGES)
-        self.since = self.began = clock()
+        self.seconds = [0.0] * len(STAGES)  # in each stage, without the current one
+        self.since = self.began = clock()  # when the current stage began, and when the call did
 
     def enter(self, stage: int) -> float:
         """End the current stage and begin another, or the same one again. Return the time."""
@@ -85,6 +75,5 @@ class Timeline:
         self._stage, self.since = stage, self._clock()
 
     def timing(self, attempts: int) -> Timing:
-        """End the current stage and return what has come together."""
         self.enter(self._stage)
         return Timing(**dict(zip(STAGES, self.seconds, strict=True)), attempts=attempts)

@@ -1,15 +1,11 @@
 """The number of attempts to run at once, and the rate at which they may begin. No I/O: numbers in and out.
 
 The limit starts at 8 and grows while the service responds as fast as at its best. It is halved when the service
-shows overload (a timeout, 429, 503, a failed connection). It is also lowered when responses take several times
-as long as at their best, before any of them times out: a bulk invite that times out leaves up to a hundred
-invites that may exist. The service needs more time for more quota IDs. So a time is compared with the line
-`a + b * IDs` through the shortest times seen.
-
-A limit on the attempts that run at once is not enough. If a service allows twenty requests a second and
-responds in a millisecond, even one attempt at a time is too much for it. So the rate at which attempts may
-begin is derived from the refusals for load. An attempt that was not refused for load is *accepted*, whatever
-the response.
+shows overload, and lowered when responses take several times as long as at their best, before any times out:
+that would leave up to a hundred invites that may exist. More quota IDs need more time, so a time is compared
+with the line `a + b * IDs` through the shortest times seen. A limit alone is too much for a service that allows
+twenty requests a second and responds in a millisecond. So the rate at which attempts may begin is derived from
+the refusals for load. An attempt that was not refused for load is *accepted*, whatever the response.
 """
 
 from __future__ import annotations
@@ -65,32 +61,13 @@ NEXT_TO_NOTHING: Final = 1e-9  # seconds by which they fire early: sleeping for 
 class Pace:
     """The rate at which attempts may begin. There is none until the service refuses attempts for load.
 
-    A refusal sets the rate to a little less than the rate of the attempts accepted before it, because that is
-    what the service allows. From there the rate grows: slowly at first, since the limit is near, and later
-    ever faster, since the limit seems to be gone. If too few attempts were accepted to measure a rate, the rate
-    falls by more, and grows fast until the next refusal.
-
-    Refusals may have another cause than the rate: one node of several may refuse everything. Then a lower rate
-    does not make the stretches between them longer. So if the rate has fallen, attempts go without a rate on
-    trial. It stays so while the stretches are about as long as they were with a rate.
+    A refusal sets the rate to a little less than that of the attempts accepted before it. From there it grows:
+    slowly at first, since the limit is near, and later ever faster. If too few attempts were accepted to
+    measure a rate, it falls by more, and grows fast until the next refusal. Refusals may have another cause:
+    one node of several may refuse everything. Then a lower rate does not make the stretches between them
+    longer. So if the rate has fallen, attempts go without one on trial, while the stretches are about as long
+    as before.
     """
-
-    __slots__ = (
-        "_accepted_at",
-        "_cost",
-        "_held_until",
-        "_highest",
-        "_is_measured",
-        "_is_resumed",
-        "_is_sure",
-        "_needed",
-        "_next_at",
-        "_rate",
-        "_refused_at",
-        "_stretch",
-        "_stretches",
-        "_unpaced",
-    )
 
     def __init__(self) -> None:
         self._rate = inf  # a second, at the latest refusal: measured or guessed
@@ -110,7 +87,6 @@ class Pace:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there is a rate, and it was measured, not guessed."""
         return self._is_measured and self._unpaced is None
 
     @property
@@ -120,7 +96,6 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """The number of attempts that may begin in a second."""
         if self._rate == inf or self._unpaced is not None:
             return inf
         accepted = self._stretch.accepted if self._is_resumed else 0
@@ -141,11 +116,9 @@ class Pace:
         return max(self._rate * (1 + more), self._rate * _FIRST_SHARE + growth * accepted)
 
     def refused(self, now: float, *, is_news: bool = True) -> None:
-        """Record that the service refused an attempt because of load.
+        """Record a load rejection.
 
-        Args:
-            now: The time.
-            is_news: Whether it is the first refusal of the attempts that run at once. The others say the same.
+        Only the first one of the attempts that run at once `is_news`: the others say the same.
         """
         self._stretch.refused += 1
         if not is_news:
@@ -190,10 +163,7 @@ class Pace:
         self._highest = max(self._highest, self._rate)
 
     def _slowing_does_not_help(self) -> bool:
-        """Return whether to try it without a rate: it has fallen, and attempts are refused all the same.
-
-        Where refusals are dear, a trial is too, also for other clients of the limit. There it must be worth it.
-        """
+        """Return whether to try it without a rate: it has fallen, and attempts are refused all the same."""
         if len(self._stretches) < self._needed or self._rate > _FALLEN * self._highest:
             return False
         latest = [stretch.accepted for stretch in list(self._stretches)[-_WEIGHED:]]
@@ -211,21 +181,17 @@ class Pace:
         self._highest, self._unpaced = 0.0, None
 
     def answered(self, now: float) -> None:
-        """Record that an attempt was accepted."""
         self._stretch.accepted += 1
         self._accepted_at.append(now)
 
     def held(self, until: float) -> None:
-        """Record that the service asked to send nothing until some time."""
         self._held_until = max(self._held_until, until)
 
     def wait(self, now: float) -> float:
-        """Return the seconds until the next attempt may begin."""
         wait = self._next_at - now
         return wait if wait > NEXT_TO_NOTHING else 0.0
 
     def begin(self, now: float) -> None:
-        """Record that an attempt begins."""
         if not self._is_resumed:
             # What was under way at the refusal has counted for the stretch before.
             self._stretch, self._is_resumed = _Stretch(now), True
@@ -241,19 +207,11 @@ class Pace:
 
 
 class _Stretch:
-    """The attempts between two refusals.
-
-    Attributes:
-        began: When the first one began.
-        begun: How many have begun.
-        accepted: How many of them were accepted. One that is under way when the next refusal comes counts too.
-        refused: How many were refused.
-    """
-
-    __slots__ = ("accepted", "began", "begun", "refused")
+    """The attempts between two refusals."""
 
     def __init__(self, began: float) -> None:
         self.began = began
+        # An attempt that is under way when the next refusal comes may still be accepted, and then counts too.
         self.begun = self.accepted = self.refused = 0
 
     @property
@@ -263,17 +221,7 @@ class _Stretch:
 
 
 class _Unpaced:
-    """The attempts without a rate, in stretches, compared with the stretches before.
-
-    Args:
-        stretches: Those with a rate.
-        now: The time.
-
-    Attributes:
-        count: The number of stretches so far.
-    """
-
-    __slots__ = ("_accepted", "_before", "_began", "_compared", "_latest", "_usual", "count")
+    """The attempts without a rate, in stretches, compared with the stretches before."""
 
     def __init__(self, stretches: Sequence[_Stretch], now: float) -> None:
         self.count = 0
@@ -286,7 +234,6 @@ class _Unpaced:
 
     @property
     def is_rare(self) -> bool:
-        """Whether few of the latest attempts were refused."""
         accepted, refused = self._sums()
         return refused <= _RARE * accepted
 
@@ -295,7 +242,6 @@ class _Unpaced:
         return accepted, sum(stretch.refused for stretch in self._latest)
 
     def per_second(self, now: float) -> float:
-        """Return how many attempts were accepted in a second."""
         return max(_LEAST_RATE, self._accepted / max(now - self._began, 1e-6))
 
     def goes_on(self, stretch: _Stretch, now: float) -> bool:
@@ -338,33 +284,25 @@ class Line:
     b: float
 
     def __call__(self, quota_ids: int) -> float:
-        """Return the seconds for a number of quota IDs."""
         return self.a + self.b * quota_ids
 
 
 class LatencyLine:
     """The shortest time for each number of quota IDs, and the line through these times.
 
-    Each time is a moving average over responses. The shortest single time would not be a fair measure: if times
-    vary, one of many is short by chance.
+    Each time is a moving average over responses: of varying times, one of many is short by chance.
     """
-
-    __slots__ = ("_best", "_line", "_recent")
 
     def __init__(self) -> None:
         self._recent: dict[int, float] = {}
         self._best: dict[int, float] = {}
-        self._line: Line | None = None
+        self.line: Line | None = None  # None before the first response
 
     def add(self, quota_ids: int, seconds: float, *, alone: bool) -> None:
-        """Add the time of one response.
+        """Add the time of one response. With `alone`, no other attempt of this client was running.
 
-        Args:
-            quota_ids: The number of IDs in the request.
-            seconds: The time until the response.
-            alone: Whether no other attempt of this client was running. Then this client did not cause a longer
-                time, so a longer time counts too. Otherwise a service that has become slower for good would
-                look overloaded from then on.
+        Then this client did not cause a longer time, so a longer time counts too. Otherwise a service that has
+        become slower for good would look overloaded from then on.
         """
         recent = self._recent.get(quota_ids, seconds)
         recent = self._recent[quota_ids] = recent + _LATEST * (seconds - recent)
@@ -375,12 +313,7 @@ class LatencyLine:
             self._best[quota_ids] = best + _RELEARNED * (recent - best)
         else:
             return
-        self._line = _through(self._best)
-
-    @property
-    def line(self) -> Line | None:
-        """The line, or None before the first response."""
-        return self._line
+        self.line = _through(self._best)
 
 
 def _through(points: dict[int, float]) -> Line:
@@ -403,18 +336,12 @@ def _through(points: dict[int, float]) -> Line:
 
 @define
 class AdaptiveLimit:
-    """A limit between 1 and a maximum that adapts to the load that the service can take.
-
-    Attributes:
-        maximum: The highest limit.
-        latency: The times of bulk invites seen so far.
-        generation: The number of overloads and outages so far that changed the limit. Several attempts of one
-            generation may report the same overload, and only the first report changes the limit: the others
-            were started before that change and say nothing new.
-    """
+    """A limit between 1 and a maximum that adapts to the load that the service can take."""
 
     maximum: int
     latency: LatencyLine = field(factory=LatencyLine, init=False)
+    # The number of overloads and outages so far that changed the limit. Several attempts of one generation may
+    # report the same overload, and only the first report changes the limit.
     generation: int = field(default=0, init=False)
     _limit: float = field(init=False)
     _ratio: float = field(default=0.0, init=False)  # of the previous response
@@ -424,16 +351,10 @@ class AdaptiveLimit:
 
     @property
     def limit(self) -> int:
-        """The number of attempts that may run."""
         return int(self._limit)
 
     def overloaded(self, generation: int, share: float = OVERLOADED) -> None:
-        """Record that an attempt, started in a generation of the limit, overloaded the service.
-
-        Args:
-            generation: The generation of the limit when the attempt was started.
-            share: The share of the limit that is left.
-        """
+        """Record that an attempt of a generation overloaded the service; `share` of the limit is left."""
         if generation == self.generation:
             self._limit = max(1.0, self._limit * share)
             self.generation += 1
@@ -444,7 +365,6 @@ class AdaptiveLimit:
         self.generation += 1
 
     def answered(self, generation: int, running: int) -> None:
-        """Record a success while a number of attempts were running."""
         self._grow(1.0 / self._limit, generation, running)
 
     def answered_in(
@@ -452,13 +372,8 @@ class AdaptiveLimit:
     ) -> None:
         """Record the success of a bulk invite, and its time.
 
-        Args:
-            seconds: The time until the response.
-            quota_ids: The number of IDs in the request.
-            patience: The time limit of the attempt. Times below 5 % of it never count as slow.
-            generation: The limit's generation when the attempt was started.
-            running: The number of attempts that ran when it ended, itself included.
-            among: The number of attempts that ran when it was started, itself included.
+        Times below 5 % of `patience`, the attempt's time limit, never count as slow. `among` attempts ran when
+        it was started and `running` when it ended, itself included.
         """
         expected = self.latency.line
         self.latency.add(quota_ids, seconds, alone=running == among == 1)

@@ -20,7 +20,7 @@ class Notifier:
     """Something that changes many times. Tasks wait for the next change, and `notify` wakes all of them.
 
     There is an event only while a task waits, so `notify` costs next to nothing otherwise. A task that was
-    woken must look again whether the change is the one that it needs, and must wait again if it is not.
+    woken must look again whether the change is the one that it needs.
     """
 
     __slots__ = ("_event",)
@@ -29,7 +29,6 @@ class Notifier:
         self._event: anyio.Event | None = None
 
     async def wait(self) -> None:
-        """Wait for the next change."""
         self._event = self._event or anyio.Event()
         await self._event.wait()
 
@@ -57,7 +56,6 @@ class OneShotEvent:
         self._event = anyio.Event() if loop is None else None
 
     async def wait(self) -> None:
-        """Wait until it has happened."""
         if self._event is not None:
             await self._event.wait()
         else:

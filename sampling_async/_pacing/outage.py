@@ -1,9 +1,7 @@
 """Outages of the service: when one begins, when the next probe is due, and how long to wait for the end.
 
-During an outage all requests fail, and a request that reached the service just before may or may not have had
-its effect. So after several failures in a row only a probe is sent: one request with no effect, repeated until
-the service responds. There is no task for the probe. One of the waiting tasks sends it for all of them, and
-nothing is sent if no task waits.
+After several failures in a row only a probe is sent, a request with no effect, until the service responds.
+There is no task for it: one of the waiting tasks sends it for all, and nothing is sent if no task waits.
 """
 
 from __future__ import annotations
@@ -37,35 +35,14 @@ logger: Final = logging.getLogger("sampling_async.pacing")
 
 
 class Away(NamedTuple):
-    """What a probe says of a service that does not respond.
+    """What a probe says of a service that does not respond."""
 
-    Attributes:
-        retry_after: Seconds to wait before the next probe, as the service asked, or 0.
-        is_certain: False if the failure may concern the endpoint of the probe alone.
-    """
-
-    retry_after: float = 0.0
-    is_certain: bool = True
+    retry_after: float = 0.0  # seconds to wait before the next probe, as the service asked, or 0
+    is_certain: bool = True  # False if the failure may concern the endpoint of the probe alone
 
 
 class Outage:
-    """The state of the service: whether there is an outage, since when and why.
-
-    Args:
-        policy: How many failures make an outage, how often to send a probe, how long a fan-out waits.
-        send_probe: Sends a probe with a time limit in seconds. Returns None if the service responds.
-        under_way: The number of attempts that may run at once.
-        clock: Returns seconds, from any start.
-        sleep: Waits a number of seconds.
-        random: Draws a number from 0 to 1.
-
-    Attributes:
-        is_on: Whether there is an outage.
-        began_at: When the latest outage was noticed.
-        answered_at: When the latest response came, of any kind that shows that the service is there.
-        cause: The latest failure, in words.
-        on_change: Called when an outage begins and when it ends.
-    """
+    """The state of the service: whether there is an outage, since when and why."""
 
     _is_certain: bool  # whether the latest failure concerns the whole service for certain
     # Of an outage:
@@ -85,10 +62,11 @@ class Outage:
     ) -> None:
         self.policy = policy
         self.is_on = False
-        self.began_at = -inf
+        self.began_at = -inf  # when the latest outage was noticed
+        # when the latest response came, of any kind that shows that the service is there
         self.answered_at = -inf
-        self.cause = ""
-        self.on_change: Callable[[], None] = lambda: None
+        self.cause = ""  # the latest failure, in words
+        self.on_change: Callable[[], None] = lambda: None  # called when an outage begins and when it ends
         self._send_probe = send_probe
         self._clock = clock
         self._sleep = sleep
@@ -112,13 +90,9 @@ class Outage:
             self._log_end(now)
 
     def failed(self, cause: str, began_at: float, *, retry_after: float = 0.0, is_certain: bool = True) -> None:
-        """Record a failure as in an outage.
+        """Record a failure as in an outage: its cause in words, when the attempt began, and the Retry-After.
 
-        Args:
-            cause: The failure, in words.
-            began_at: When the attempt began.
-            retry_after: Seconds that the service asked to wait.
-            is_certain: False if the failure may concern one endpoint alone.
+        It is not certain if it may concern one endpoint alone.
         """
         # An attempt that began before the latest outage ended says nothing about the service since then.
         if self.is_on or self._is_closed or began_at < self._ended_at:
@@ -152,9 +126,6 @@ class Outage:
 
         When a service goes away, some attempts fail at once and others hang, perhaps for a minute. If the
         hanging ones use up the limit, no attempt is left to fail, and the outage would be noticed late.
-
-        Args:
-            is_stuck: Returns whether no attempt can begin before another one has ended.
         """
         while not self._is_probing and self._is_suspected() and is_stuck():
             with self._probing():
@@ -182,20 +153,14 @@ class Outage:
             self._change.notify()
 
     def away_for(self) -> float:
-        """Return the seconds since the outage began; 0 without an outage."""
         return self._clock() - self.began_at if self.is_on else 0.0
 
     async def over(self, patience: float, since: float, *, deadline: float = inf) -> bool:
-        """Wait until the outage ends. Send the probes for all waiting tasks, if no other task does.
+        """Wait until the outage ends, and return whether it did. Send the probes, if no other task does.
 
-        Args:
-            patience: The longest wait in seconds. With 0, do not wait, but send a probe if one is due.
-            since: The start of the wait; the beginning of the outage counts instead if it is later.
-            deadline: The end of the outage comes too late after that. As soon as the response to the next probe
-                may come later, this is as with a patience of 0.
-
-        Returns:
-            Whether the outage has ended.
+        The wait is at most `patience` seconds from `since`, or from the beginning of the outage if that is
+        later. With 0 it does not wait, but sends a probe if one is due. As soon as the response to the next
+        probe may come later than `deadline`, this is as with a patience of 0.
         """
         patient_until = max(self.began_at, since) + patience
         while self.is_on:
@@ -213,7 +178,6 @@ class Outage:
         return True
 
     async def _wait_and_probe(self, seconds: float) -> None:
-        """Wait some seconds, then send a probe if one is due."""
         with self._probing():
             if seconds > 0:
                 with anyio.CancelScope() as self._pause_scope:
@@ -241,7 +205,6 @@ class Outage:
                     self._try()
 
     def _is_another_failure(self, away: Away) -> bool:
-        """Return whether a probe failed as its endpoint alone may, unlike the requests before."""
         return self._is_certain and not away.is_certain
 
     def _try(self) -> None:
@@ -273,8 +236,7 @@ class Outage:
     def close(self, *, wakes: bool) -> None:
         """End the outage for good, so that the waiting tasks go on and notice that the client is closed.
 
-        Args:
-            wakes: Whether this runs in the event loop of the waiting tasks. Only that loop may wake them.
+        `wakes` says that this is the event loop of these tasks: only that may wake them.
         """
         self._is_closed, self.is_on = True, False
         if not wakes:

@@ -1,7 +1,6 @@
 """Percentiles of durations in little memory. No I/O: numbers in, percentiles out.
 
-Durations are counted in buckets, each 10 % wider than the one before. So a percentile is at most 5 % away from
-the true one, and the memory does not depend on the number of durations.
+Durations are counted in buckets, each 10 % wider than the one before, so a percentile is at most 5 % off.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class Sketch:
         self._began: float | None = None
 
     def add(self, seconds: float, now: float) -> None:
-        """Count a duration."""
         self._turn_over(now)
         bucket = int(log(seconds / _SHORTEST) / _LOG) + 1 if seconds > _SHORTEST else 0
         self._latest[min(bucket, _BUCKETS - 1)] += 1
@@ -68,7 +66,6 @@ class Sketch:
             self._latest, self._began = [0] * _BUCKETS, self._began + _GENERATION if is_recent else now
 
     def percentiles(self, now: float) -> Percentiles | None:
-        """Return the percentiles; None if there were no attempts."""
         # Nothing is changed here: another thread than that of the event loop may ask.
         if self._began is None or now - self._began >= 2 * _GENERATION:
             return None
@@ -84,7 +81,6 @@ class Sketch:
 
 
 def _at(counts: list[int], rank: float) -> float:
-    """Return the middle of the bucket in which a rank lies."""
     bucket = next(at for at, seen in enumerate(accumulate(counts)) if seen >= rank)
     middle: float = _GROWTH ** (bucket - 0.5)
     return _SHORTEST * middle

@@ -19,12 +19,7 @@ _KEPT: Final = 256
 
 
 class BusyIntervals:
-    """The spans of time in which somebody waited. Where several wait at once, that is one span.
-
-    The latest 256 spans are known.
-    """
-
-    __slots__ = ("_ended", "_since", "_waiting")
+    """The latest 256 spans of time in which somebody waited. Where several wait at once, that is one span."""
 
     _since: float  # of the span that lasts
 
@@ -33,13 +28,11 @@ class BusyIntervals:
         self._waiting: set[object] = set()
 
     def begin(self, who: object, now: float) -> None:
-        """Note that somebody waits from now on."""
         if not self._waiting:
             self._since = now
         self._waiting.add(who)
 
     def end(self, who: object, now: float) -> None:
-        """Note that somebody waits no more; without effect for those who did not wait."""
         if who not in self._waiting:
             return
         self._waiting.discard(who)
@@ -47,7 +40,6 @@ class BusyIntervals:
             self._ended.append((self._since, now))
 
     def within(self, first: float, last: float) -> float:
-        """Return the seconds between two moments in which somebody waited."""
         spans = [*self._ended, *([(self._since, last)] if self._waiting else [])]
         return fsum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
 
@@ -59,22 +51,14 @@ _MOST_IN_A_ROW: Final = 9
 class Lane:
     """A queue at a gate for one kind of work. Lanes take turns, so a long queue does not delay a short one.
 
-    Args:
-        kind: The kind of work.
-        weight: The number of turns for each turn of a lane of weight 1. This is approximate: a lane that
-            requests one permit at a time gets only one of the permits that are released in the same moment.
-        patience: Seconds to wait during an outage.
-
-    Attributes:
-        since: When the lane first waited for the end of an outage; its patience counts from then.
+    A lane of weight 2 has about two turns for each turn of a lane of weight 1. One that requests a permit at a
+    time gets only one of the permits that are released in the same moment.
     """
-
-    __slots__ = ("_waiting", "in_line", "kind", "patience", "since", "stride", "turn")
 
     def __init__(self, kind: str, weight: float = 1.0, *, patience: float = 0.0) -> None:
         self.kind = kind
-        self.patience = patience
-        self.since = inf
+        self.patience = patience  # seconds to wait during an outage
+        self.since = inf  # when it first waited for the end of an outage; its patience counts from then
         self.stride = 1.0 / weight
         self.turn = 0.0
         self.in_line = False
@@ -87,15 +71,12 @@ class Lane:
         return bool(self._waiting)
 
     def join(self, waiter: Waiter) -> None:
-        """Add a waiter to the end of the queue."""
         self._waiting.append(waiter)
 
     def first(self) -> Waiter:
-        """Return the waiter that has waited longest."""
         return self._waiting[0]
 
     def leave(self) -> Waiter:
-        """Remove the waiter that has waited longest, and return it."""
         return self._waiting.popleft()
 
 
@@ -111,59 +92,31 @@ class Waiter:
         self.gave_up = False
 
     def wake(self) -> None:
-        """Wake the task, if it has to wait."""
         if self.turn_came is not None:
             self.turn_came.set()
 
 
 class WorkKind:
-    """The state of one kind of work at a gate.
-
-    Attributes:
-        adaptive: The limit of this kind.
-        pace: How soon after each other attempts of this kind may begin.
-        held: The permits of this kind that are held.
-        stale: The permits in `held` that were granted before the last outage ended. Their attempts may hang for
-            long, which says nothing about the service after the outage, so they do not count in the limit.
-        interactive: The lane of calls that a caller waits for.
-        lanes: A heap of the other lanes with waiters, ordered by turn.
-        held_until: When the latest hold ends.
-        spread: Seconds after a hold within which its waiters resume.
-        shut: When its waiters waited for the end of a hold or an outage.
-        reported_at: When an attempt of this kind last reported overload.
-        lowered_at: When the limit was last lowered because other kinds reported overload.
-    """
-
-    __slots__ = (
-        "adaptive",
-        "held",
-        "held_until",
-        "interactive",
-        "lanes",
-        "lowered_at",
-        "pace",
-        "reported_at",
-        "shut",
-        "spread",
-        "stale",
-    )
+    """The state of one kind of work at a gate."""
 
     def __init__(self, name: str, maximum: int) -> None:
         self.adaptive = AdaptiveLimit(maximum)
         self.pace = Pace()
-        self.held: set[object] = set()
+        self.held: set[object] = set()  # its permits
+        # Of those, the ones granted before the last outage ended. Their attempts may hang for long, which says
+        # nothing about the service after the outage, so they do not count in the limit.
         self.stale: set[object] = set()
-        self.interactive = Lane(name)
+        self.interactive = Lane(name)  # for calls that a caller waits for
+        # a heap of the other lanes with waiters, ordered by turn
         self.lanes: list[tuple[float, int, Lane]] = []
-        self.held_until = -inf
-        self.shut = BusyIntervals()
-        self.reported_at = -inf
-        self.lowered_at = -inf
-        self.spread = 0.0
+        self.held_until = -inf  # when the latest hold ends
+        self.shut = BusyIntervals()  # when waiters waited for the end of a hold or an outage
+        self.reported_at = -inf  # when an attempt of this kind last reported overload
+        self.lowered_at = -inf  # when the limit was last lowered because other kinds reported overload
+        self.spread = 0.0  # seconds after a hold within which its waiters resume
 
     @property
     def has_room(self) -> bool:
-        """Whether the limit allows another attempt."""
         return len(self.held) - len(self.stale) < self.adaptive.limit
 
 
@@ -173,29 +126,21 @@ class FairQueue:
     Interactive lanes go first: a waiter there gets the next permit that is released, unless an earlier waiter
     of an interactive lane is before it. If interactive waiters never stop coming, one permit in ten still goes
     to the other lanes. These take turns by weight. Within a lane, the first to come is the first served.
-
-    Args:
-        kinds: The kinds of work, by name. The gate adds to them.
-
-    Attributes:
-        in_a_row: The permits granted to interactive lanes since the last one to another lane.
     """
 
     def __init__(self, kinds: Mapping[str, WorkKind]) -> None:
         self._kinds = kinds
-        self.in_a_row = 0
+        self.in_a_row = 0  # permits granted to interactive lanes since the last one to another lane
         self._now = 0.0  # the turn of the lane that was served last: the clock of the turns
         self._joined = count()
 
     def join(self, lane: Lane, grant: Callable[[], object]) -> Waiter:
-        """Add a waiter to the queue of a lane."""
         waiter = Waiter(grant, next(self._joined))
         lane.join(waiter)
         self._put_in_line(lane)
         return waiter
 
     def lanes(self) -> Iterator[Lane]:
-        """Yield all lanes that may have waiters."""
         for kind in self._kinds.values():
             yield kind.interactive
             yield from (lane for _, _, lane in kind.lanes)
@@ -228,7 +173,6 @@ class FairQueue:
         return None if first is None else first.lanes[0][2]
 
     def count(self, lane: Lane) -> None:
-        """Count a permit that is granted to a lane, which `next` has returned."""
         kind = self._kinds[lane.kind]
         if lane is kind.interactive:
             self.in_a_row += 1

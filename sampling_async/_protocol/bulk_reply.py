@@ -11,7 +11,8 @@ from attrs import field
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Invite, InviteOfCall, ResultCode, hidden
 from sampling_async._contract.structs import astuple, replace, value
-from sampling_async._json.codec import bulk_items, from_json, parse, structure, whole_number, zeros
+from sampling_async._json import fast
+from sampling_async._json.codec import from_json, parse, structure, whole_number, zeros
 from sampling_async._protocol.refusals import text_of, without
 from sampling_async._protocol.results import (
     MOST_SAID,
@@ -35,11 +36,7 @@ _NAME: Final = 64  # the most characters of a name of a result
 
 
 def read_invite(quota_id: int, body: bytes) -> Invite:
-    """Read the body of Generate Invite.
-
-    Raises:
-        DecodeError: The body is unreadable, or has an invite for another quota.
-    """
+    """Read the body of Generate Invite; an invite for another quota is a DecodeError."""
     invite = from_json(Invite, body)
     if invite.quota_id != quota_id:
         raise DecodeError(
@@ -54,38 +51,25 @@ def read_invite(quota_id: int, body: bytes) -> Invite:
 
 @value
 class BulkReply:
-    """The content of one bulk response: a result for each requested quota ID, and unrequested ones.
-
-    Attributes:
-        member_code: The member.
-        quota_ids: The requested quota IDs, in the order of the request.
-        answers: The results of these IDs, in the same order.
-        unrequested: Outcomes of quota IDs that were not requested.
-        other_links: The links of invites that are not in `answers`: of unrequested IDs, or not to be trusted.
-    """
+    """The content of one bulk response: a result for each requested quota ID, and unrequested ones."""
 
     member_code: str = field(repr=hidden)
     quota_ids: Sequence[int]
     answers: Answers
-    unrequested: tuple[InviteOutcome, ...] = ()
+    unrequested: tuple[InviteOutcome, ...] = ()  # outcomes of quota IDs that were not requested
+    # the links of invites that are not in `answers`: unrequested, or not to be trusted
     other_links: tuple[str, ...] = field(default=(), repr=False)
 
     def outcomes(self) -> Iterator[InviteOutcome]:
-        """Return an outcome for each requested quota ID."""
         return outcomes_from((self.answers,), self.member_code, self.quota_ids)
 
     def links(self) -> list[str]:
-        """Return the links of all invites in the response."""
-        return [*self.answers.links(), *self.other_links]
+        return [*[invite.url for invite in self.answers.invites], *self.other_links]
 
 
 def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkReply:
-    """Read the body of Bulk Invite.
-
-    Raises:
-        DecodeError: The body has no list of items. A single unreadable item only makes its own ID `unknown`.
-    """
-    items = bulk_items(body)
+    """Read the body of Bulk Invite. A single unreadable item only makes its own ID `unknown`."""
+    items = fast.read_bulk(body)
     columns = None if items is None else _columns(member_code, items)
     if items is not None and columns is not None:
         # Nearly always there is one item for each requested ID, in their order. Then nothing is matched.
@@ -133,10 +117,7 @@ def _columns(member_code: str, items: Sequence[WireItem]) -> Columns | None:
 
 
 class _AllSaid(dict[tuple[int, str | None], int]):
-    """What the service said in one response, each once, by code and name, with the number that stands for it.
-
-    The names are cleaned of the member code.
-    """
+    """What the service said in one response, each once, cleaned of the member code, with its number."""
 
     def __init__(self, member_code: str) -> None:
         super().__init__()
@@ -169,7 +150,7 @@ def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[Invi
     asked = [found.pop(id_) if id_ in found else _missing(member_code, id_) for id_ in quota_ids]
     answers = Listed(tuple(asked))
     links = {outcome.invite.url for outcome in outcomes if outcome.invite is not None}
-    others = tuple(links.difference(answers.links()))
+    others = tuple(links.difference(invite.url for invite in answers.invites))
     return BulkReply(member_code, quota_ids, answers, tuple(found.values()), others)
 
 
@@ -183,7 +164,6 @@ def _result_of(member_code: str, value: Any) -> str | None:
 
 
 def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
-    """Read one item; return None if it has no readable QuotaID."""
     quota_id = whole_number(item.get("QuotaID", item.get("QuotaId"))) if type(item) is dict else None
     if quota_id is None:
         return None
@@ -209,7 +189,6 @@ def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
 
 
 def _merged(first: InviteOutcome, second: InviteOutcome) -> InviteOutcome:
-    """Return one outcome for two items with the same quota ID."""
     # Equal items are harmless. If they differ, neither can be trusted, and an invite may exist.
     if second.error is None and replace(first, anomaly=second.anomaly) == second:
         return replace(

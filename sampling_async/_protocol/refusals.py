@@ -60,10 +60,8 @@ def refusal(
 ) -> ServiceError | None:
     """Return the error of a response, or None for a 200 (whose body may still be an error).
 
-    Args:
-        reply: The response.
-        private: Texts of the request that the error must not repeat from the body.
-        unprocessed: Statuses that are enough to prove that the request was not processed.
+    It does not repeat the texts in `private`. The statuses in `unprocessed` prove that a request was not
+    processed.
     """
     if reply.status == OK:
         return None
@@ -115,9 +113,9 @@ _STATUS_ERRORS: Final[Mapping[int, tuple[type[ServiceError], str]]] = {
 def _delivery(reply: Reply, result: str | None, code: int | None, unprocessed: AbstractSet[int]) -> Delivery:
     """Return `answered` if a refusal proves that the request was not processed, else `unknown`.
 
-    A refusal may come from a proxy, which does not know. A proxy sends 503 for a backend that processed the
-    request and then failed, and it may pass on a body that was cut as if it were whole. So a refusal is proof
-    in two cases: its status has no other meaning, or its body is the service's own and reports no fault.
+    A proxy sends 503 for a backend that processed the request and then failed, and it may pass on a body that
+    was cut as if it were whole. So a refusal is proof if its status has no other meaning, or if its body is the
+    service's own and reports no fault.
     """
     if reply.is_followed:  # which of the two is the response to this request?
         return "unknown"
@@ -193,8 +191,7 @@ def _printable(text: str) -> str:
 def retry_after(reply: Reply, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
     """Return the seconds that a response asks to wait (Retry-After), or None if there is no valid value.
 
-    A date is compared with the response's own Date header, so that a wrong local clock has no effect. Without a
-    Date header it is compared with `now`.
+    A date is compared with the response's own Date header, else with `now`: the local clock may be wrong.
     """
     asked = (reply.retry_after or "").strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", asked):

@@ -37,42 +37,32 @@ _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 
 @value
 class Chunk:
-    """Distinct quota IDs of one member for one bulk request.
-
-    Attributes:
-        member_code: The member.
-        quota_ids: The quota IDs, in the order of the request.
-        repeated: How many times the caller gave an ID, for IDs given more than once. An ID is sent once, but
-            the caller gets one outcome for each time, which is called a *place*.
-        asked_before: Whether an earlier request with these IDs may have made invites.
-    """
+    """Distinct quota IDs of one member for one bulk request."""
 
     member_code: str = field(repr=hidden)
     quota_ids: tuple[int, ...]
+    # How many times the caller gave an ID, for IDs given more than once. It is sent once, but gets one outcome
+    # for each time, which is called a *place*.
     repeated: Mapping[int, int] = _NONE
-    asked_before: bool = False
+    asked_before: bool = False  # an earlier request with these IDs may have made invites
 
     @classmethod
     def of(cls, member_code: str, places: Mapping[int, int], *, asked_before: bool = False) -> Self:
-        """Return a chunk of quota IDs, each with its number of places."""
         repeated = {quota_id: times for quota_id, times in places.items() if times > 1}
         return cls(member_code, tuple(places), repeated or _NONE, asked_before)
 
     @property
     def places(self) -> int:
-        """The number of outcomes that the caller gets."""
         if not self.repeated:
             return len(self.quota_ids)
         return len(self.quota_ids) + sum(self.repeated.values()) - len(self.repeated)
 
     def each_place(self) -> Iterator[int]:
-        """Yield each quota ID as many times as the caller gave it."""
         if not self.repeated:
             return iter(self.quota_ids)
         return (each for id_ in self.quota_ids for each in repeat(id_, self.repeated.get(id_, 1)))
 
     def part(self, start: int, end: int) -> Chunk:
-        """Return a chunk of the quota IDs from one index to before another."""
         quota_ids, repeated = self.quota_ids[start:end], self.repeated
         if repeated:
             repeated = {id_: repeated[id_] for id_ in quota_ids if id_ in repeated} or _NONE
@@ -96,11 +86,6 @@ _SETTINGS: Final = "/IntegratedPanelService/api/Settings"
 
 
 def quota_id_of(value: SupportsIndex) -> int:
-    """Return a quota ID as an int.
-
-    Raises:
-        InvalidRequestError: The value is not a whole number from 1 to 2**63 - 1.
-    """
     # `operator.index` also takes whole numbers of NumPy and the like. `True` is an int, but no quota ID.
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -119,11 +104,9 @@ def quota_id_of(value: SupportsIndex) -> int:
 
 
 def member_code_of(value: str) -> str:
-    """Return a member code, after checking that it can be a segment of a path.
+    """Return a member code, after checking that it can be a segment of a path. No error repeats it.
 
-    Raises:
-        InvalidRequestError: The code is empty, `.` or `..` (HTTP libraries remove such segments, even encoded),
-            or has control characters or half of a surrogate pair. The error's text does not contain the code.
+    HTTP libraries remove the segments `.` and `..`, even encoded.
     """
     if not isinstance(value, str):
         raise InvalidRequestError(f"a member code must be a str, not {type(value).__name__}")
@@ -135,12 +118,7 @@ def member_code_of(value: str) -> str:
 
 
 def cursor_of(value: str) -> str:
-    """Return a member code, after checking that it can be the value of a query, as any code that came can.
-
-    Raises:
-        InvalidRequestError: The code is empty, or has half of a surrogate pair. The error's text does not
-            contain it.
-    """
+    """Return a member code, after checking that it can be the value of a query. No error repeats it."""
     if not isinstance(value, str) or not value or re.search(r"[\ud800-\udfff]", value):
         raise InvalidRequestError(
             "after must be a member code: a str that is not empty, without lone surrogates"
@@ -175,7 +153,6 @@ InviteRequest.__repr__ = safe_repr(InviteRequest.__repr__)  # type: ignore[metho
 
 
 def request_of(member_code: str, quota_ids: tuple[int, ...]) -> InviteRequest:
-    """Return a request with values that were checked before."""
     # Skips the constructor, which would check them again.
     request: InviteRequest = object.__new__(InviteRequest)
     object.__setattr__(request, "member_code", member_code)

@@ -1,9 +1,8 @@
 """The result of a bulk invite: an outcome for every quota ID, in the caller's order.
 
-Users may keep the results of a million quota IDs, and most outcomes are read once or never: a partner uses the
-invites and counts the rejected IDs. So a response is kept in columns: a byte for each ID, which stands for what
-the service said of it, and the invites. Outcomes are created from the columns when they are read. This leaves
-little to the garbage collector too: it visits each item of a new tuple, but no byte.
+Users may keep a million outcomes, and read most of them once or never. So a response is kept in columns: a byte
+for each ID, which stands for what the service said of it, and the invites. Outcomes are created when they are
+read. The garbage collector visits each item of a tuple, but no byte.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class InviteOutcome(FrozenStruct, frozen=True):
     replayed: bool = False
 
 
-Counted: TypeAlias = dict[tuple[str, int | None], int]
-"""Numbers of quota IDs by status and result code."""
+Counted: TypeAlias = dict[tuple[str, int | None], int]  # numbers of quota IDs by status and result code
 
 Said: TypeAlias = tuple[OutcomeStatus, int, str | None]
 """What the service said of a quota ID: the status that it means, the result code and its name."""
@@ -69,43 +67,29 @@ Said: TypeAlias = tuple[OutcomeStatus, int, str | None]
 SUCCESS: Final[Said] = ("invited", int(ResultCode.SUCCESS), "SUCCESS")
 """What it says beside an invite, in the contract's words (section "Bulk invite result item")."""
 
-MOST_SAID: Final = 256
-"""How many different `Said` one response may have: a byte stands for each."""
+MOST_SAID: Final = 256  # how many different `Said` one response may have: a byte stands for each
 
 
 # `gc=False`: the garbage collector does not visit it. There is one for each request.
 class Columns(msgspec.Struct, frozen=True, gc=False):
-    """The results in a response that has one item for each ID, in their order, and contradicts itself nowhere.
+    """The results in a response that has one item for each ID, in order, and contradicts itself nowhere."""
 
-    Attributes:
-        numbers: For each ID, the index into `said`.
-        said: What the service said, each once. The first is `SUCCESS`.
-        invites: The invites, in the order of their IDs.
-    """
-
-    numbers: bytes
-    said: tuple[Said, ...]
-    invites: tuple[Invite, ...]
-
-    def links(self) -> list[str]:
-        """Return the links of the invites."""
-        return [invite.url for invite in self.invites]
+    numbers: bytes  # for each ID, the index into `said`
+    said: tuple[Said, ...]  # what the service said, each once; the first is `SUCCESS`
+    invites: tuple[Invite, ...]  # in the order of their IDs
 
     @property
     def errors(self) -> tuple[SamplingError, ...]:
-        """The errors of IDs that are `not_sent` or `unknown`."""
         return ()
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def counts(self) -> tuple[tuple[OutcomeStatus, int], ...]:
-        """Return how many IDs have each status."""
         invited = len(self.invites)
         return ("invited", invited), ("rejected", len(self.numbers) - invited)
 
     def tally(self) -> Counted:
-        """Count the IDs by status and result code."""
         counted: Counted = {}
         for number, (status, code, _) in enumerate(self.said):
             if times := self.numbers.count(number):
@@ -113,7 +97,6 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
         return counted
 
     def part(self, start: int, end: int) -> Columns:
-        """Return the results from one index to before another."""
         is_invite = bytes(status == "invited" for status, _, _ in self.said).ljust(MOST_SAID, b"\0")
         numbers = self.numbers[start:end]
         # Each invite is a byte of 1 in these sums.
@@ -124,26 +107,17 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
 
 @frozen
 class Listed:
-    """Results that are outcomes: from a journal, from a response that had to be read with care, or a mixture.
-
-    Attributes:
-        listed: The outcomes.
-    """
+    """Results that are outcomes: from a journal, from a response read with care, or a mixture."""
 
     listed: tuple[InviteOutcome, ...]
 
     @property
     def invites(self) -> tuple[Invite, ...]:
-        """The invites, in the order of their IDs."""
         return tuple(
             outcome.invite
             for outcome in self.listed
             if outcome.status == "invited" and outcome.invite is not None
         )
-
-    def links(self) -> list[str]:
-        """Return the links of the invites."""
-        return [invite.url for invite in self.invites]
 
     @property
     def errors(self) -> tuple[SamplingError, ...]:
@@ -155,7 +129,6 @@ class Listed:
         return len(self.listed)
 
     def counts(self) -> Iterable[tuple[OutcomeStatus, int]]:
-        """Return how many IDs have each status."""
         counted: Counter[OutcomeStatus] = Counter(outcome.status for outcome in self.listed)
         return counted.items()
 
@@ -164,7 +137,6 @@ class Listed:
         return Counter((each.status, each.result_code) for each in self.listed if not each.replayed)
 
     def part(self, start: int, end: int) -> Listed:
-        """Return the results from one index to before another."""
         return Listed(self.listed[start:end])
 
     def outcomes(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[InviteOutcome]:  # noqa: ARG002
@@ -174,15 +146,7 @@ class Listed:
 
 @frozen
 class Failed:
-    """The results of a request that failed: the same failure for each ID.
-
-    Attributes:
-        length: The number of IDs.
-        status: The status of each.
-        result_code: The result code of the refusal, if there was one.
-        result: Its name.
-        error: The failure.
-    """
+    """The results of a request that failed: the same failure for each of some IDs."""
 
     length: int
     status: OutcomeStatus
@@ -192,35 +156,25 @@ class Failed:
 
     @property
     def invites(self) -> tuple[Invite, ...]:
-        """The invites, in the order of their IDs."""
-        return ()
-
-    def links(self) -> tuple[str, ...]:
-        """Return the links of the invites."""
         return ()
 
     @property
     def errors(self) -> tuple[SamplingError, ...]:
-        """The errors of IDs that are `not_sent` or `unknown`."""
         return (self.error,)
 
     def __len__(self) -> int:
         return self.length
 
     def counts(self) -> tuple[tuple[OutcomeStatus, int], ...]:
-        """Return how many IDs have each status."""
         return ((self.status, self.length),)
 
     def tally(self) -> Counted:
-        """Count the IDs by status and result code."""
         return {(self.status, self.result_code): self.length}
 
     def part(self, start: int, end: int) -> Failed:
-        """Return the results from one index to before another."""
         return evolve(self, length=len(range(self.length)[start:end]))
 
     def outcomes(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[InviteOutcome]:
-        """Yield the outcomes, and take as many quota IDs as there are results."""
         status, code, result, error = self.status, self.result_code, self.result, self.error
         for _, quota_id in zip(range(self.length), quota_ids, strict=False):
             yield InviteOutcome(member_code, quota_id, status, None, code, result, error)
@@ -233,7 +187,6 @@ Answers: TypeAlias = Columns | Listed | Failed
 def outcomes_from(
     parts: Iterable[Answers], member_code: str, quota_ids: Iterable[int]
 ) -> Iterator[InviteOutcome]:
-    """Yield the outcomes of the quota IDs of some parts that follow each other."""
     each_id = iter(quota_ids)
     for part in parts:
         if not isinstance(part, Columns):
@@ -275,14 +228,10 @@ class BulkInviteResult(TimedInSlot, Sequence[InviteOutcome]):
         quota_ids: tuple[int, ...] = (),
         answers: Sequence[Answers] | None = None,
     ) -> None:
-        """Make a result of outcomes. The client itself gives the other three in their place.
+        """Make a result of outcomes.
 
-        Args:
-            outcomes: The outcomes.
-            unrequested: See the class.
-            member_code: The member.
-            quota_ids: The quota IDs in the caller's order.
-            answers: Their results in the same order: those of the first IDs, then those of the next ones.
+        The client gives the member, the quota IDs in the caller's order, and their results in the same order
+        instead.
         """
         if answers is None:
             listed = tuple(outcomes)
@@ -330,7 +279,6 @@ class BulkInviteResult(TimedInSlot, Sequence[InviteOutcome]):
         return tuple(self._between(first, last + 1))[:: places.step]
 
     def _between(self, start: int, end: int) -> Iterator[InviteOutcome]:
-        """Yield the outcomes from one place to before another."""
         if not self._ends:  # not before it is needed: there may be half a million answers
             self._ends = list(accumulate(map(len, self._answers)))
         first, last = bisect_right(self._ends, start), bisect_left(self._ends, end) + 1

@@ -32,11 +32,6 @@ class SnapshotServer(BackgroundService):
     """A Unix socket that gives one snapshot, as a line of JSON, to each connection: see `serve_snapshots`.
 
     Only the user that runs the process can connect. A line holds numbers and the host of the service.
-
-    Args:
-        path: The path of the socket. If a socket is there, it is replaced.
-        host: The host of the service.
-        read: Returns the snapshot.
     """
 
     _called = "snapshot server"

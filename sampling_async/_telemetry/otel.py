@@ -1,10 +1,8 @@
 """Spans and metrics of a client for OpenTelemetry, by its conventions for HTTP clients.
 
-All spans are made from a report, when the call has ended, with the times that it says. So nothing is done
-before a request is sent, no span is current while your code runs, and a cancelled call leaves no span open. The
-parent is the span that is current where the call was made.
-
-The service's addresses hold the PanelGUID and member codes, so `url.template` is given and never `url.full`.
+All spans are made when the call has ended, with the times of its report. So no span is current while your code
+runs, and a cancelled call leaves none open. The parent is the span that is current where the call was made. The
+service's addresses hold the PanelGUID and member codes: `url.template` is given and never `url.full`.
 """
 
 from __future__ import annotations
@@ -70,13 +68,7 @@ class Telemetry:
         self._metrics = _metrics_of(meter_provider)
 
     def of_client(self, address: str, port: int, state: Callable[[], Mapping[str, float]]) -> ClientTelemetry:
-        """Return the telemetry of one client.
-
-        Args:
-            address: The host of the service.
-            port: Its port.
-            state: Returns the values of the gauges, by name.
-        """
+        """Return the telemetry of one client. `state` returns the values of the gauges, by name."""
         bound = ClientTelemetry(self._tracer, self._metrics, address=address, port=port, state=state)
         self._metrics.watched.add(bound)
         return bound
@@ -87,10 +79,6 @@ class _Metrics:
 
     There is one for each provider, for as long as it lives: the SDK takes an observable instrument once, and
     drops the callbacks of a second one with the same name.
-
-    Attributes:
-        duration: The histogram of requests.
-        watched: The clients that are alive.
     """
 
     def __init__(self, provider: MeterProvider | None) -> None:
@@ -121,7 +109,6 @@ class _Metrics:
             meter.create_observable_gauge(f"sampling.{name}", [callback], unit=unit, description=what)
 
     def count(self, endpoint: Endpoint, outcomes: Mapping[tuple[str, int | None], int]) -> None:
-        """Count the outcomes of a call."""
         counts = self._counts[endpoint]
         with self._alone:
             for outcome, number in outcomes.items():
@@ -161,14 +148,7 @@ def _metrics_of(provider: MeterProvider | None) -> _Metrics:
 
 
 class ClientTelemetry:
-    """The spans and metrics of one client.
-
-    Attributes:
-        server: The attributes that name the service.
-        identity: The same, and a number for the client: 1 for the first one of the process.
-        state: Returns the values of the gauges, by name.
-        count: Counts the outcomes of a call, by endpoint.
-    """
+    """The spans and metrics of one client."""
 
     def __init__(
         self,
@@ -179,10 +159,12 @@ class ClientTelemetry:
         port: int,
         state: Callable[[], Mapping[str, float]],
     ) -> None:
+        # the attributes that name the service
         self.server: dict[str, Any] = {"server.address": address, "server.port": port}
         # Two clients of one service have gauges of their own.
+        # the same, and a number for the client: 1 for the first one of the process
         self.identity = {**self.server, "sampling.client": next(_serial)}
-        self.state = state
+        self.state = state  # returns the values of the gauges, by name
         self._tracer = tracer
         self._duration = shared.duration
         self.count = shared.count
@@ -232,15 +214,7 @@ class ClientTelemetry:
         report: Callable[[], CallReport],
         fan_out: object,
     ) -> None:
-        """Count the outcomes of a call, and make its spans.
-
-        Args:
-            endpoint: The endpoint.
-            seconds: The duration of the call.
-            outcomes: The quota IDs by status and result code.
-            report: Makes the report of the call. It is called only if the spans are recorded.
-            fan_out: What `fan_out_began` returned, if it belongs to a fan-out.
-        """
+        """Count the outcomes of a call, and make its spans, if they are recorded, of what `report` returns."""
         self.count(endpoint, outcomes)
         if isinstance(fan_out, _FanOut) and not self.needs_reports(fan_out):
             return
@@ -318,13 +292,7 @@ class ClientTelemetry:
         return isinstance(fan_out, _FanOut) and fan_out.span.is_recording()
 
     def fan_out_ended(self, fan_out: object, taken: int, answered: int) -> None:
-        """End the span of a fan-out.
-
-        Args:
-            fan_out: What `fan_out_began` returned.
-            taken: The quota IDs that were taken from the input.
-            answered: Those of them whose outcome the user has received.
-        """
+        """End the span of a fan-out: IDs that were taken from the input, and those with an outcome."""
         if isinstance(fan_out, _FanOut):
             self._fan_outs.pop(id(fan_out), None)
             self._record(fan_out)
@@ -335,18 +303,12 @@ class ClientTelemetry:
 
 @define
 class _FanOut:
-    """The span of a fan-out.
-
-    Attributes:
-        span: The span.
-        links: The link to it that all its requests share.
-        recorded_at: When durations were last recorded.
-        durations: The attempts that are not recorded yet: endpoint, status, error and seconds.
-    """
+    """The span of a fan-out."""
 
     span: Span
-    links: list[Link]
-    recorded_at: float
+    links: list[Link]  # the link to it that all its requests share
+    recorded_at: float  # when durations were last recorded
+    # attempts that are not recorded yet: endpoint, status, error and seconds
     durations: deque[tuple[Endpoint, int | None, str | None, float]] = field(factory=deque)
 
 

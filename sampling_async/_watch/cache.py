@@ -1,8 +1,7 @@
 """The last good inventory in a file, for the next start. It is read and written in a thread.
 
-The first line says what the file is. Then come the inventory without its surveys, and each survey in a line of
-its own. The last line holds a digest of all lines before it. A file that was cut off, altered or made by
-something else is not used.
+The first line says what the file is. Then come the inventory without its surveys, each survey in a line, and a
+digest of all lines before. A file that was cut off, altered or made by something else is not used.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from attrs import evolve
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
-from sampling_async._json.codec import packed, parse, unpacked
+from sampling_async._json.codec import from_plain_json, parse, plain_json
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async._private_files import UNFINISHED, require_private, target_of, written_whole
 
@@ -29,21 +28,12 @@ if TYPE_CHECKING:
 
 _FORM: Final = "sampling_async inventory 1"
 _LOG: Final = logging.getLogger("sampling_async.watch")
-_LATE_START: Final = 300.0
-"""Seconds by which a file may be from the future: clocks are set back."""
-
-_LEFTOVER: Final = 3600.0
-"""Seconds after which nobody writes to a temporary file any longer."""
+_LATE_START: Final = 300.0  # seconds by which a file may be from the future: clocks are set back
+_LEFTOVER: Final = 3600.0  # seconds after which nobody writes to a temporary file any longer
 
 
 class CacheFile:
-    """The file of one watch.
-
-    Args:
-        path: The file.
-        owner: Identifies the address, the panel and the options. An inventory of another owner is not used.
-        max_age: Seconds after which an inventory is too old to be used.
-    """
+    """The file of one watch. An inventory older than `max_age` seconds, or of another `owner`, is not used."""
 
     def __init__(self, path: str | os.PathLike[str], owner: str, max_age: float) -> None:
         self._path = Path(path)
@@ -89,8 +79,8 @@ class CacheFile:
         surveys: list[Survey] = []
         for line in lines[2:-1]:
             defer_full_gc()
-            surveys.append(unpacked(Survey, line))
-        return evolve(unpacked(Quotas, lines[1]), surveys=tuple(surveys)), float(head["began"])
+            surveys.append(from_plain_json(Survey, line))
+        return evolve(from_plain_json(Quotas, lines[1]), surveys=tuple(surveys)), float(head["began"])
 
     def save(self, quotas: Quotas, began: float) -> None:
         """Replace the file. Nothing raises: a failure is logged."""
@@ -117,7 +107,7 @@ class CacheFile:
         head = {"form": _FORM, "owner": self._owner, "began": began}
         digest = blake2b()
         for record in (head, evolve(quotas, surveys=()), *quotas.surveys):
-            line = packed(record) + b"\n"
+            line = plain_json(record) + b"\n"
             digest.update(line)
             yield line
         yield _ended(digest.hexdigest())

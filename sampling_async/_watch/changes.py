@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
     from sampling_async._contract.records import Quota, Survey
 
-Key: TypeAlias = tuple[int, int]
-"""What identifies a survey: its ID and its wave."""
+Key: TypeAlias = tuple[int, int]  # what identifies a survey: its ID and its wave
 
 ChangeKind: TypeAlias = Literal[
     "survey_opened",
@@ -77,7 +76,6 @@ _FIELDS_OF_SURVEY: Final[dict[str, tuple[str, ...]]] = dict(_OF_SURVEY)
 
 
 def key_of(survey: Survey) -> Key:
-    """Return what identifies a survey."""
     return survey.survey_id, survey.wave_id
 
 

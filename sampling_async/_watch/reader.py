@@ -24,42 +24,29 @@ _LONGEST: Final = 300.0
 _REFUSED: Final = 120.0
 """Seconds between polls of a service that refuses the key. Asking more often looks like an attack."""
 
-_HEALED: Final = 2
-"""Successes in a row after a refusal, until the usual pace is taken up again."""
+_HEALED: Final = 2  # successes in a row after a refusal, until the usual pace is taken up again
 
 
 class PollSchedule:
-    """The pauses between polls.
-
-    Args:
-        every: The usual pause, in seconds.
-        random: Returns numbers from 0 to 1.
-
-    Attributes:
-        failures: The number of polls that failed, in a row.
-        soonest: The shortest pause before a poll that was requested without a hurry.
-    """
+    """The pauses between polls, usually `every` seconds."""
 
     def __init__(self, every: float, random: Callable[[], float]) -> None:
-        self.failures = 0
-        self.soonest = min(every, _FIRST)
+        self.failures = 0  # polls that failed, in a row
+        self.soonest = min(every, _FIRST)  # the shortest pause before a poll that was requested without a hurry
         self._every = every
         self._random = random
         self._unhealed = 0
 
     @property
     def is_usual(self) -> bool:
-        """Whether nothing has failed lately."""
         return not self.failures and not self._unhealed
 
     def after_success(self) -> float:
-        """Return the seconds from a success to the next poll."""
         self.failures = 0
         self._unhealed = max(0, self._unhealed - 1)
         return self._jittered(max(self._every, _REFUSED) if self._unhealed else self._every)
 
     def after_failure(self, error: SamplingError) -> float:
-        """Return the seconds from a failure to the next poll."""
         self.failures += 1
         first = self.soonest
         # After a refusal, any failure delays the healing: the successes must come in a row.
@@ -85,34 +72,24 @@ class Listener(Protocol):
 
 
 class Board:
-    """What is shown now, and who wants to know of it.
-
-    Attributes:
-        view: The surveys that are shown; None before the first inventory.
-        version: How many inventories there have been.
-        since: When the poll began that gave it, by the clock of the watch.
-        is_over: Whether nothing will change any longer.
-        failure: Makes the error to raise then; None if the end is an ordinary one.
-    """
+    """What is shown now, and who wants to know of it."""
 
     def __init__(self) -> None:
-        self.view: Mapping[Key, Survey] | None = None
-        self.version = 0
-        self.since = 0.0
+        self.view: Mapping[Key, Survey] | None = None  # None before the first inventory
+        self.version = 0  # how many inventories there have been
+        self.since = 0.0  # when the poll began that gave it, by the clock of the watch
         self.is_over = False
+        # makes the error to raise at the end; None if the end is an ordinary one
         self.failure: Callable[[], RuntimeError] | None = None
         self._listeners: dict[Listener, None] = {}
 
     def add(self, listener: Listener) -> None:
-        """Notify a listener of all changes from now on."""
         self._listeners[listener] = None
 
     def remove(self, listener: Listener) -> None:
-        """Notify a listener no longer."""
         self._listeners.pop(listener, None)
 
     def moved(self, keys: Iterable[Key]) -> None:
-        """Notify all listeners of the surveys that look different now."""
         for listener in self._listeners:
             listener.moved(keys)
 
@@ -215,7 +192,6 @@ class QuotaChanges:
         return view.get(key)
 
     def _find(self) -> None:
-        """Find the changes of the next survey that may look different."""
         key = next(iter(self._due))
         self._batch_key, self._target, self._read = key, self._now(key), []
         self._batch.extend(differences(key, self._known.get(key), self._target))

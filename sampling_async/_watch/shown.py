@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from sampling_async._contract.records import Quotas, Survey
 
-Wave: TypeAlias = "tuple[int, int | None]"
-"""A survey and its wave, or None for all its waves."""
+Wave: TypeAlias = "tuple[int, int | None]"  # a survey and its wave, or None for all its waves
 
 
 class Closings:
@@ -30,7 +29,6 @@ class Closings:
         self.surveys = surveys or {}
 
     def close(self, what: int | Wave, begun: int) -> None:
-        """Note that a quota or a survey was closed when so many polls had begun."""
         if isinstance(what, int):
             self.quotas[what] = max(begun, self.quotas.get(what, 0))
         else:
@@ -54,33 +52,23 @@ class Closings:
 
 
 class Shown:
-    """What one poll gave, and what is shown of it.
-
-    Attributes:
-        given: What the poll gave; of a survey that it lists twice, only the first listing. A survey that was
-            left out, because it lacks a value, is as it was shown before.
-        repeated: The number of the other listings.
-        poll: The number of the poll; 0 for an inventory from the cache.
-        began: When the poll began, in seconds since 1970.
-        view: The surveys that are shown, each without its closed quotas.
-    """
+    """What one poll gave, and what is shown of it."""
 
     def __init__(self, given: Quotas, poll: int, began: float) -> None:
+        # Of a survey that is listed twice, only the first listing. A survey that was left out, because it lacks
+        # a value, is as it was shown before.
         self.given = given
-        self.repeated = 0
-        self.poll = poll
-        self.began = began
-        self.view: dict[Key, Survey] = {}
+        self.repeated = 0  # the number of the other listings
+        self.poll = poll  # 0 for an inventory from the cache
+        self.began = began  # when the poll began, in seconds since 1970
+        self.view: dict[Key, Survey] = {}  # the surveys that are shown, each without its closed quotas
         self.surveys: dict[Key, Survey] = {}  # as they were given
         self._homes: dict[int, tuple[Key, ...]] = {}
         self._waves: dict[int, list[Key]] = {}
         self._quotas: Quotas | None = None
 
     async def fill(self, closings: Closings, before: Shown | None) -> dict[Key, None]:
-        """Arrange the surveys, and return those that differ from what was shown before.
-
-        The event loop goes round meanwhile.
-        """
+        """Arrange the surveys, with turns for the event loop, and return those that look different now."""
         turns, old = LoopYielder(), {} if before is None else before.view
         changed: dict[Key, None] = {}
         for survey in self.given.surveys:
@@ -120,16 +108,10 @@ class Shown:
         return leave_out(evolve(self.given, surveys=tuple(surveys.values())), self.given.left_out)
 
     def about(self, what: int | Wave) -> tuple[Key, ...]:
-        """Return the surveys that a closing of a quota or a survey is about."""
-        return self.homes(what) if isinstance(what, int) else self.waves(what)
-
-    def homes(self, quota_id: int) -> tuple[Key, ...]:
-        """Return the surveys that list a quota: one, or none."""
-        return self._homes.get(quota_id, ())
-
-    def waves(self, wave: Wave) -> tuple[Key, ...]:
-        """Return the surveys that a closing of a survey is about."""
-        survey_id, wave_id = wave
+        """Return the surveys that list a quota, or the known waves of a survey."""
+        if isinstance(what, int):
+            return self._homes.get(what, ())
+        survey_id, wave_id = what
         if wave_id is not None:
             return ((survey_id, wave_id),) if (survey_id, wave_id) in self.surveys else ()
         return tuple(self._waves.get(survey_id, ()))
@@ -152,11 +134,10 @@ class Shown:
         """Return the IDs of the quotas that the poll gave and that are closed."""
         found = [quota_id for quota_id in closings.quotas if quota_id in self._homes]
         for wave in closings.surveys:
-            found += (quota.quota_id for key in self.waves(wave) for quota in self.surveys[key].quotas)
+            found += (quota.quota_id for key in self.about(wave) for quota in self.surveys[key].quotas)
         return found
 
     def size(self) -> int:
-        """Return how many quotas are shown."""
         return sum(len(survey.quotas) for survey in self.view.values())
 
     def quotas(self) -> Quotas:

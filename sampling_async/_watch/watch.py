@@ -167,11 +167,9 @@ class QuotaWatch(BackgroundService):
         return self.judged(self.age)
 
     def judged(self, age: float | None, *, has_failed: bool = False) -> WatchStatus:
-        """Return how good an inventory of some age is; for other parts of this package.
+        """Return how good an inventory of some age (None without one) is; for other parts of this package.
 
-        Args:
-            age: Its age; None if there is none.
-            has_failed: Whether something else than the last poll has failed.
+        With `has_failed`, something else than the last poll has failed.
         """
         if self._broken_by is not None:
             return "failing"
@@ -201,7 +199,7 @@ class QuotaWatch(BackgroundService):
         """Return whether a quota is shown as open."""
         return self._shown is not None and any(
             quota.quota_id == quota_id
-            for key in self._shown.homes(quota_id)
+            for key in self._shown.about(quota_id)
             if key in self._shown.view
             for quota in self._shown.view[key].quotas
         )

@@ -34,11 +34,9 @@ class Secret:
 
     @classmethod
     def of(cls, value: object) -> Secret:
-        """Return a value's text as a secret, or the value itself if it is one."""
         return value if isinstance(value, Secret) else cls(str(value))
 
     def matches(self, pattern: str) -> bool:
-        """Return whether the whole text matches a regular expression."""
         return re.fullmatch(pattern, self.reveal()) is not None
 
     def __repr__(self) -> str:
@@ -49,11 +47,7 @@ class Secret:
 
 
 def guid_of(value: str | UUID | Secret, name: str) -> Secret:
-    """Return a Guid as a secret.
-
-    Raises:
-        InvalidRequestError: The value is not a Guid. Neither the message nor the traceback's frames hold it.
-    """
+    """Return a Guid as a secret. Neither an error's message nor its traceback holds the value."""
     secret = Secret.of(value)
     # Deleted before the error is raised: error reports may show the local variables of this frame.
     del value
@@ -65,11 +59,9 @@ def guid_of(value: str | UUID | Secret, name: str) -> Secret:
 
 
 def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
-    """Return the service's base address.
+    """Return the service's base address: https, or http for loopback or with `allow_http`.
 
-    Raises:
-        InvalidRequestError: The value is not an https address (http for loopback or with allow_http), or it has
-            a user, a query, a fragment or dot segments. The message does not repeat it: it may hold a password.
+    No error repeats it: it may hold a password.
     """
     try:
         url = httpx.URL(value.rstrip("/"))
@@ -93,13 +85,7 @@ def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
 
 
 class Proxy:
-    """An HTTP proxy. Its repr shows no credentials.
-
-    Args:
-        host: Its name or IP address, in ASCII.
-        port: Its port.
-        authorization: The value of the Proxy-Authorization header, or None.
-    """
+    """An HTTP proxy, with the value of its Proxy-Authorization header. Its repr shows no credentials."""
 
     __slots__ = ("authorization", "host", "port")
 
@@ -120,9 +106,7 @@ class Proxy:
 def proxy_of(value: str | Secret) -> Proxy:
     """Return the proxy for an address.
 
-    Raises:
-        InvalidRequestError: The value is not the address of an HTTP proxy. It may hold a password, so neither
-            the message nor the traceback's frames hold it.
+    Neither an error's message nor its traceback holds it: it may have a password.
     """
     found = _proxy_or_problem(Secret.of(value) if isinstance(value, str | Secret) else Secret(""))
     del value
@@ -132,10 +116,7 @@ def proxy_of(value: str | Secret) -> Proxy:
 
 
 def _proxy_or_problem(secret: Secret) -> Proxy | str:
-    """Return the proxy, or the text of the problem.
-
-    It is returned and not raised, because the local variables of this function hold the password.
-    """
+    """Return the proxy, or the text of the problem: a traceback would show this frame, with the password."""
     try:
         url = httpx.URL(secret.reveal())
         host, user, password = url.raw_host.decode("ascii"), url.username, url.password
@@ -168,11 +149,7 @@ def _has_port(url: httpx.URL) -> bool:
 
 
 def require_https_through(proxy: Proxy, base_url: httpx.URL, *, allow_http: bool) -> None:
-    """Refuse to send the key unencrypted to a proxy on another machine.
-
-    Raises:
-        InvalidRequestError: `base_url` is http, and the proxy is not on this machine.
-    """
+    """Refuse to send the key unencrypted, to an http address, through a proxy on another machine."""
     if base_url.scheme == "http" and not (allow_http or proxy.is_loopback):
         raise InvalidRequestError(
             "base_url must be https with this proxy, because http sends the key to it unencrypted; give "
@@ -181,11 +158,6 @@ def require_https_through(proxy: Proxy, base_url: httpx.URL, *, allow_http: bool
 
 
 def idle_seconds_of(value: float) -> float:
-    """Return the seconds for which an idle connection is kept, after a check.
-
-    Raises:
-        InvalidRequestError: The value is not a finite number of seconds, 0 or more.
-    """
     seconds = number_from_0(value, "idle_seconds", "a number of seconds")
     if seconds == inf:
         raise InvalidRequestError("idle_seconds must be a finite number of seconds, not inf")

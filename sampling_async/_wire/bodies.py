@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 _MIB: Final = 2**20
 _PARTS_A_TURN: Final = 256
 _ENDING_SECONDS: Final = 1.0
-_SLICE: Final = 2**17
-"""The most bytes that are decompressed at once: decoding them takes some milliseconds."""
+_SLICE: Final = 2**17  # the most bytes that are decompressed at once: decoding them takes some milliseconds
 
 _ETAG: Final = re.compile(r'(W/)?"[\x21\x23-\x7e]{0,250}"')
 _PADDING: Final = b"\0\r\n"  # behind a gzip body: the rest of a buffer, or the end of a line
@@ -67,14 +66,7 @@ class Head:
 
 
 class Request(httpx.Request):
-    """A request that shares its origin and headers with others; httpx would copy both, and parse them again.
-
-    Attributes:
-        origin: Any URL of the service.
-        target: Path and query, as they are sent. httpx parses them, into `url`, only if they are read.
-        lines: The headers as lines of HTTP/1.1.
-        body: The body.
-    """
+    """A request that shares its origin and headers with others; httpx would copy both, and parse them again."""
 
     def __init__(
         self,
@@ -89,6 +81,7 @@ class Request(httpx.Request):
         # All that httpx's own constructor sets, which is not called.
         self.method = method
         self.origin = origin
+        # Path and query, as they are sent. httpx parses them, into `url`, only if they are read.
         self.target = target
         self.headers = head.headers
         self.lines = head.lines
@@ -117,14 +110,6 @@ class LimitedBody:
     """The body of a response, part by part and within its limits. gzip is the only encoding it accepts.
 
     Another one that is named is ignored if the body begins as JSON: some services say `utf-8`, which is none.
-
-    Args:
-        response: The response.
-        wire: The most bytes as received.
-        decoded: The most bytes after decompression.
-
-    Attributes:
-        own: The body of our engine, which holds the connection until it is judged; None with other transports.
     """
 
     def __init__(self, response: httpx.Response, wire: int, decoded: int) -> None:
@@ -133,7 +118,7 @@ class LimitedBody:
         self._decoded_left = decoded
         self._parts = 0
         self._limits = wire, decoded
-        self.own: Any = response.extensions.get("body")
+        self.own: Any = response.extensions.get("body")  # of our engine; None with other transports
         if self.own is not None:
             # The engine also counts the bytes around the body, such as chunk framing, which the parts do not
             # contain.
@@ -157,11 +142,7 @@ class LimitedBody:
         return etag if _ETAG.fullmatch(etag) else None
 
     async def next(self) -> bytes:
-        """Return the next part, or nothing at the end. Parts are small if the transport gives small parts.
-
-        Raises:
-            DecodeError: The body is larger than a limit, has another encoding, or its encoding is broken.
-        """
+        """Return the next part, or nothing at the end. Parts are small if the transport gives small parts."""
         if self._zipped > 1:
             raise _other_encoding()
         if self._source is None:
@@ -215,11 +196,7 @@ class LimitedBody:
         return part
 
     def whole(self) -> bytes | None:
-        """Return the body if all of it has arrived and is not compressed, as in most responses; else None.
-
-        Raises:
-            DecodeError: The body is larger than a limit.
-        """
+        """Return the body if all of it has arrived and is not compressed, as in most responses; else None."""
         if self.own is None or not self.own.is_over or self._zipped or self._is_other:
             return None
         content: bytes = self.own.take()
@@ -229,7 +206,6 @@ class LimitedBody:
         return self._within_limit(content)
 
     async def read(self) -> bytes:
-        """Return the whole body."""
         parts: list[bytes] = []
         while part := await self.next():
             parts.append(part)
@@ -237,7 +213,7 @@ class LimitedBody:
 
     @property
     def is_followed(self) -> bool:
-        """Whether bytes have come after the response on its connection, as far as our engine knows."""
+        """Whether bytes have come after the response, as far as our engine knows."""
         return self.own is not None and self.own.is_followed
 
     async def aclose(self) -> None:
@@ -265,7 +241,6 @@ def _other_encoding() -> DecodeError:
 
 
 def too_large(limit: float, where: str) -> DecodeError:
-    """Return the error for a body that exceeds a limit in bytes."""
     return DecodeError(
         "$",
         f"the body is larger than {limit} bytes {where}; raise it with limits=BodyLimits(...)",
@@ -281,15 +256,10 @@ class _Inflater:
         self._raw = b""
 
     def feed(self, raw: bytes) -> None:
-        """Set the next compressed part. The part before must be used up: `next` returned nothing."""
         self._raw = raw
 
     def next(self) -> bytes:
-        """Return the next decompressed slice of the part, or nothing.
-
-        Raises:
-            DecodeError: The bytes are not gzip.
-        """
+        """Return the next decompressed slice of the part, or nothing."""
         try:
             while self._raw:
                 if self._zlib.eof:
@@ -309,10 +279,6 @@ class _Inflater:
         raise DecodeError("$", "expected a gzip body, found other bytes")
 
     def finish(self) -> None:
-        """Check that the gzip stream is complete. A truncated one may still have the announced length.
-
-        Raises:
-            DecodeError: The stream is truncated.
-        """
+        """Check that the gzip stream is complete. A truncated one may still have the announced length."""
         if not self._zlib.eof:
             raise DecodeError("$", "expected a complete gzip body, found one that was cut off")

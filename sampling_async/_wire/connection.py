@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @define
 class Traffic:
-    """What an engine has done so far: connections opened, closed and used again, bytes sent and received."""
+    """What an engine has done so far; `sent` and `received` are bytes."""
 
     opened: int = 0
     closed: int = 0
@@ -32,48 +32,25 @@ class Traffic:
 
 
 class Connection:
-    """A connection, and the response that it is receiving.
-
-    Attributes:
-        used_at: When it last received something, 0 if never. The server counts its idle time from then.
-        idled_for: How long it had been idle when it was used again.
-        received: Bytes of the current response, its head and framing included.
-        session_is_new: Whether its TLS session was not taken yet.
-        is_kept: False if a proxy closes the connection after the response, or if the response is none of the
-            service's own.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_answer",
-        "_is_open",
-        "_traffic",
-        "_wire",
-        "idled_for",
-        "is_kept",
-        "received",
-        "session_is_new",
-        "used_at",
-    )
+    """A connection, and the response that it is receiving."""
 
     def __init__(self, wire: Wire, traffic: Traffic) -> None:
         self._wire = wire
         self._traffic = traffic
         self._is_open = True
         self._answer = ResponseParser()
+        # when it last received something, 0 if never: the server counts its idle time from then
         self.used_at = 0.0
-        self.idled_for = 0.0
-        self.received = 0
-        self.session_is_new = True
-        self.is_kept = True
+        self.idled_for = 0.0  # how long it had been idle when it was used again
+        self.received = 0  # bytes of the current response, head and framing included
+        self.session_is_new = True  # its TLS session was not taken yet
+        self.is_kept = True  # False if a proxy closes it, or if the response is none of the service's own
 
     @property
     def was_idle(self) -> bool:
-        """Whether the connection carried an earlier request."""
         return self.used_at > 0
 
     def age(self, now: float) -> float:
-        """Return the seconds since the connection was last used."""
         return now - self.used_at
 
     def is_quiet(self) -> bool:
@@ -81,9 +58,9 @@ class Connection:
         return self._wire.is_quiet()
 
     def was_refused(self, exc: BaseException) -> bool:
-        """Return whether an error says that the server ended the TLS handshake and has read no request.
+        """Return whether the server ended the TLS handshake and has read no request.
 
-        With TLS 1.3 the alert may arrive after our half of the handshake, while the first request is sent.
+        With TLS 1.3 its alert may arrive after our half of the handshake, while the first request is sent.
         """
         is_first = not (self.was_idle or self.received or self._wire.post_handshake_auth)
         return is_first and alert_in(exc) in ABOUT_THE_CLIENT
@@ -94,7 +71,6 @@ class Connection:
         return self._wire.session
 
     async def send(self, message: bytes, sent: Callable[[bool], None], seconds: float) -> None:
-        """Send a whole request."""
         self.received = 0
         self._traffic.sent += len(message)
         with WRITING:
@@ -107,12 +83,10 @@ class Connection:
                 raise
 
     def new_answer(self) -> ResponseParser:
-        """Return the response to the request that was sent, which `read_on` is going to receive."""
         answer = self._answer = ResponseParser()
         return answer
 
     async def read_on(self, seconds: float) -> None:
-        """Receive the next bytes and feed them to the response."""
         with READING:
             data = await self._wire.receive(seconds)
         self.received += len(data)
@@ -122,16 +96,13 @@ class Connection:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the whole response has arrived, and no other request was sent since."""
         return self.received > 0 and self._answer.is_whole
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the connection is ready for another request."""
         return self._is_open and self._answer.leaves_reusable and self.is_kept
 
     def close(self) -> None:
-        """Close the connection now. It may be called again."""
         self._traffic.closed += self._is_open
         self._is_open = False
         self._answer.let_go()
@@ -155,7 +126,6 @@ class Response(httpx.Response):
         return self.headers
 
     async def aclose(self) -> None:
-        """Close the stream."""
         self.is_closed = True
         await self.extensions["body"].aclose()
 
@@ -171,14 +141,7 @@ class Pool(Protocol):
 
 
 class BodyStream(httpx.AsyncByteStream):
-    """The body of a response as it arrives. It holds the connection until the response is judged.
-
-    Attributes:
-        headers: The headers of the response, as they came.
-        encoding: Its Content-Encoding; empty without one.
-        is_over: Whether the last byte has arrived, or the body was closed.
-        most: The most bytes that the response may have on the wire, with head, chunk framing and trailers.
-    """
+    """The body of a response as it arrives. It holds the connection until the response is judged."""
 
     def __init__(self, connection: Connection, answer: ResponseParser, seconds: float, pool: Pool) -> None:
         self.headers = answer.headers
@@ -189,13 +152,12 @@ class BodyStream(httpx.AsyncByteStream):
         self._pool = pool
         self._is_released = False
         self.is_over = answer.is_whole
-        self.most = inf
+        self.most = inf  # bytes on the wire, with head, chunk framing and trailers
 
     def __aiter__(self) -> Self:
         return self
 
     def take(self) -> bytes:
-        """Return the part that has arrived since the last call."""
         return self._answer.take()
 
     async def __anext__(self) -> bytes:
@@ -209,18 +171,16 @@ class BodyStream(httpx.AsyncByteStream):
         return part
 
     def release(self) -> None:
-        """Release the connection for other requests: this was the whole response to its own."""
         if not self._is_released:
             self._is_released = True
             self._pool.release(self._connection)
 
     @property
     def is_followed(self) -> bool:
-        """Whether bytes have come after the response, as far as they have arrived."""
         return self._answer.is_followed
 
     def discard(self) -> None:
-        """Close the connection, also if it was just released: this may be no response to its request.
+        """Close the connection, also if it was just released: the response may be another request's.
 
         The right one may still come, and would be taken for the response to the next request.
         """
@@ -236,8 +196,6 @@ class BodyStream(httpx.AsyncByteStream):
 
 class ErrorTranslator:
     """A block in which errors of the system, and a time limit that passed, become httpx's errors."""
-
-    __slots__ = ("_failure", "_timeout")
 
     def __init__(self, failure: type[httpx.NetworkError], timeout: type[httpx.TimeoutException]) -> None:
         self._failure = failure

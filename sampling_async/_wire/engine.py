@@ -2,15 +2,11 @@
 
 httpx's own engine has three problems here. Cancellations make its pool lose slots. If two responses arrive in
 one packet, the second one goes to the next request. And a request costs more, the more connections there are.
-This engine has no pool with a queue: the gate limits how many requests run, and a connection belongs either to
-one request or to the list of idle connections. A request that does not end with its whole response closes its
-connection at once, without `await`.
-
-Every server closes idle connections after a time of its own. If a request is sent while the server closes the
-connection, the request may have been read or not, and a bulk invite ends `unknown`. So an idle connection is
-reused only while it is certainly open. On asyncio it is closed when its time has passed, and as soon as the
-server closes it. On trio nothing may run without a nursery, so there both wait for the next request or for the
-end of the client.
+Here the gate limits how many requests run, and a connection belongs either to one request or to the list of
+idle connections. A request that does not end with its whole response closes its connection at once, without
+`await`. A request that is sent while the server closes the idle connection ends `unknown`. So an idle
+connection is reused only while it is certainly open, and on asyncio it is closed as soon as the server closes
+it. On trio nothing may run without a nursery: there that waits for the next request.
 """
 
 from __future__ import annotations
@@ -56,20 +52,12 @@ _OF_THE_SHORTEST: Final = 0.5
 
 
 class IdleTime:
-    """The measured time for which an idle connection can be reused.
-
-    Args:
-        seconds: The longest time. Older connections are closed.
-
-    Attributes:
-        seconds: The same.
-        limit: The greatest age, in seconds, at which a connection is reused.
-    """
+    """The measured time for which an idle connection can be reused."""
 
     __slots__ = ("_closed_after", "_closed_at", "_round_trip", "limit", "seconds")
 
     def __init__(self, seconds: float) -> None:
-        self.limit = self.seconds = seconds
+        self.limit = self.seconds = seconds  # the greatest age, in seconds, at which a connection is reused
         self._closed_after: deque[float] = deque(maxlen=_REMEMBERED)
         self._closed_at = -inf
         self._round_trip = inf
@@ -79,12 +67,7 @@ class IdleTime:
         self._round_trip = min(self._round_trip, seconds)
 
     def was_closed(self, after: float, now: float) -> None:
-        """Record that the other side closed a connection.
-
-        Args:
-            after: The age of the connection at that time: the seconds since it was last used.
-            now: The time, in seconds of any clock.
-        """
+        """Record that the other side closed a connection, so many seconds after it was last used."""
         if after < _SHORTEST:
             return
         self._closed_at = now
@@ -113,25 +96,10 @@ _ENDS: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
 class Engine:
-    """An HTTP/1.1 engine for one origin that survives cancellation and knows whether anything was sent.
-
-    Args:
-        idle: The most idle connections that are kept open.
-        idle_seconds: The longest time to keep one. If the server closes them sooner, they are reused for less.
-        proxy: A proxy, if any. It opens a tunnel (CONNECT) to an https origin and sends http requests itself.
-        tls: The TLS settings; default, from the environment.
-
-    Attributes:
-        traffic: What was done so far.
-    """
+    """An HTTP/1.1 engine for one origin that survives cancellation and knows whether anything was sent."""
 
     def __init__(
-        self,
-        *,
-        idle: int,
-        idle_seconds: float,
-        proxy: Proxy | None = None,
-        tls: ssl.SSLContext | None = None,
+        self, *, idle: int, idle_seconds: float, proxy: Proxy | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         self._idle: deque[Connection] = deque()  # the latest used one is at the right end
         self._most_idle = idle if idle_seconds else 0
@@ -147,7 +115,6 @@ class Engine:
 
     @property
     def idle(self) -> int:
-        """The number of idle connections."""
         return len(self._idle)
 
     def __repr__(self) -> str:
@@ -169,11 +136,9 @@ class Engine:
     async def exchange(self, request: Request, private: Mapping[str, str]) -> httpx.Response:
         """Send a request and return its response, whose body is still to be read.
 
-        Args:
-            request: The request. Three of its extensions are used: `timeout`, as httpx fills it, and two
-                functions. `sent` is called with False when it is certain that no byte has left, and with True
-                before that may change. `enter` is called with each stage that begins.
-            private: Headers that are added on the wire only.
+        The extension `sent` is called with False when it is certain that no byte has left, and with True before
+        that may change; `enter` with each stage that begins. The headers in `private` are added on the wire
+        only.
         """
         limits: Limits = request.extensions["timeout"]
         sent: Callable[[bool], None] = request.extensions["sent"]
@@ -225,10 +190,7 @@ class Engine:
         return None
 
     async def _connect(self, url: httpx.URL, limits: Limits) -> Connection:
-        with (
-            anyio.move_on_after(limits["connect"]) as scope,
-            CONNECTING,
-        ):
+        with anyio.move_on_after(limits["connect"]) as scope, CONNECTING:
             wire = await self._opened(url)
             try:
                 if wire.is_silent():
@@ -280,7 +242,6 @@ class Engine:
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Keep a connection for the next request, if it is ready for one."""
         if self._idle:
             self._close_old()
         # It is old already if whoever read the response kept it for long.
@@ -297,7 +258,6 @@ class Engine:
             self._set_timer(loop)
 
     def drop(self, connection: Connection) -> None:
-        """Close a connection, idle or not."""
         with suppress(ValueError):
             self._idle.remove(connection)
         connection.close()
@@ -310,7 +270,6 @@ class Engine:
         self._timer = loop.call_later(max(0.0, seconds), _clear, alive, loop, context=Context())
 
     def clear(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close the connections whose idle time has passed, and set the timer for the next one."""
         self._timer = None
         self._close_old()
         if self._idle:
@@ -327,10 +286,7 @@ class Engine:
                 self._note_end_of(connection, now)
 
     def look_at(self, connection: Connection) -> None:
-        """Close an unused connection if the server has closed it or has sent bytes without a request.
-
-        It is idle, or its response has arrived and is not judged yet.
-        """
+        """Close a connection, idle or not judged yet, if it was closed or has bytes without a request."""
         if (connection in self._idle or connection.is_answered) and not connection.is_quiet():
             with suppress(ValueError):
                 self._idle.remove(connection)
@@ -351,14 +307,12 @@ class Engine:
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the idle connections. Later requests open new ones."""
         while self._idle:
             self._idle.pop().close()
 
 
 @lru_cache(maxsize=8)  # used by each request
 def _are_patched(transport: object, pool: object | None) -> bool:
-    """Return whether one of these methods is not that of its own library."""
     modules = [getattr(method, "__module__", "").split(".")[0] for method in (transport, pool)]
     return modules[0] != "httpx" or (pool is not None and modules[1] != "httpcore")
 
@@ -378,11 +332,7 @@ def _clear(engine: weakref.ref[Engine], loop: asyncio.AbstractEventLoop) -> None
 
 
 def _check_proxy_accepts(answer: ResponseParser, sent: Callable[[bool], None]) -> None:
-    """Raise if a proxy asks for credentials: it has not sent the request to the service.
-
-    Raises:
-        Refusal: The proxy asks for credentials.
-    """
+    """Raise if a proxy asks for credentials: it has not sent the request to the service."""
     if answer.status == UNAUTHORIZED and b"proxy-authenticate" in answer.fields:
         sent(False)
         raise refusal_of(answer.status)

@@ -22,12 +22,7 @@ _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeou
 
 
 class Refusal(httpx.ConnectError):
-    """A failed connection with a reason that our engine knows. Its text quotes nothing from the network.
-
-    Args:
-        text: The reason.
-        permanent: Whether a retry cannot succeed.
-    """
+    """A failed connection with a reason that our engine knows. Its text quotes nothing from the network."""
 
     def __init__(self, text: str, *, permanent: bool = False) -> None:
         super().__init__(text)
@@ -35,14 +30,7 @@ class Refusal(httpx.ConnectError):
 
 
 def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str = "") -> TransportError:
-    """Return our error for an exception of a transport, without any text that may quote the network.
-
-    Args:
-        exc: The exception of the transport.
-        delivery: What is known about the call's effect.
-        sent: Whether bytes of the request may have left.
-        way: An addition to the message of a failed connection, see `way_of`.
-    """
+    """Return our error for an exception of a transport, without any text that may quote the network."""
     name = type(exc).__name__
     if isinstance(exc, Refusal):
         return TransportError(str(exc), delivery=delivery, permanent=exc.permanent)
@@ -59,9 +47,7 @@ def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str =
     refused = _certificate_refusal(exc)
     if refused is not None:
         return TransportError(
-            f"the TLS certificate was refused: {refused.verify_message}",
-            delivery=delivery,
-            permanent=True,
+            f"the TLS certificate was refused: {refused.verify_message}", delivery=delivery, permanent=True
         )
     # The system's text for an errno quotes no data. The text of a foreign transport may quote URLs or headers.
     reason = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
@@ -85,11 +71,7 @@ def failure_of_test(exc: BaseException) -> BaseException | None:
 def way_of(scheme: str, *, has_proxy: bool, environment: Mapping[str, str]) -> str:
     """Return an addition to the message of a failed connection: which proxy was used or not used.
 
-    Args:
-        scheme: The scheme of the service's address.
-        has_proxy: Whether the connection goes through a proxy.
-        environment: The environment, where other programs find their proxy. Its values may hold a password and
-            are not repeated.
+    Other programs find their proxy in `environment`. Its values may hold a password and are not repeated.
     """
     if has_proxy:
         return "; the connection goes through the proxy"

@@ -1,8 +1,8 @@
 """HTTP/1.1 responses, parsed by llhttp (through httptools), without I/O, and strict about where one ends.
 
 llhttp refuses three things that a recipient must accept by RFC 9112: folded header lines, blanks after
-`chunked`, and minor versions above 1. A head with one of these is collected completely, rewritten in the strict
-form, and parsed again. The same strict rules then decide whether it is accepted.
+`chunked`, and minor versions above 1. A head with one of these is collected, rewritten in the strict form, and
+parsed again.
 """
 
 from __future__ import annotations
@@ -26,22 +26,14 @@ _FINAL: Final = 200
 
 
 class NotHttp(httpx.RemoteProtocolError):
-    """What came is no response in HTTP/1.1. Callbacks of the parser raise it for heads that llhttp accepts."""
+    """What came is no response in HTTP/1.1. Callbacks raise it for heads that llhttp accepts."""
 
     def __init__(self, text: str = "expected HTTP/1.1") -> None:
         super().__init__(text)
 
 
 class ResponseParser:
-    """One response, fed with bytes as they arrive.
-
-    Attributes:
-        status: The status as soon as the head is complete; 0 before.
-        headers: The headers, in the order and case of the response.
-        fields: The values of the headers by their names in lower case, as soon as the head is complete. Several
-            values of one name are joined by commas.
-        is_whole: Whether the last byte of the body has arrived.
-    """
+    """One response, fed with bytes as they arrive."""
 
     __slots__ = (
         "_collects_head",
@@ -59,8 +51,9 @@ class ResponseParser:
     )
 
     def __init__(self) -> None:
-        self.status = 0
+        self.status = 0  # 0 until the head is complete
         self.headers: list[tuple[bytes, bytes]] = []
+        # By names in lower case. Several values of one name are joined by commas.
         self.fields: dict[bytes, bytes] = {}
         self.is_whole = False
         self._parser: HttpResponseParser | None = None  # until the first bytes, and after the last
@@ -74,11 +67,7 @@ class ResponseParser:
         self._stays_open = False  # the server keeps the connection open
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes. No bytes mean that the connection has ended.
-
-        Raises:
-            httpx.RemoteProtocolError: The response is not HTTP/1.1, or ends too early.
-        """
+        """Parse the next bytes. No bytes mean that the connection has ended."""
         if not data:
             self._end()
             return
@@ -144,7 +133,6 @@ class ResponseParser:
         self.is_whole = True
 
     def take(self) -> bytes:
-        """Return the part of the body that has arrived since the last call."""
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         return body
@@ -155,25 +143,19 @@ class ResponseParser:
 
     @property
     def is_followed(self) -> bool:
-        """Whether bytes have come after the response, as far as they have arrived."""
         return self._is_surplus
 
     @property
     def leaves_reusable(self) -> bool:
-        """Whether the connection can carry another request.
-
-        The end of the body is certain, nothing came after it, and the server keeps the connection open.
-        """
+        """Whether the body's end is certain, nothing followed, and the server keeps the connection."""
         return self._stays_open and self._is_framed and not self._is_surplus
 
     # --- Callbacks of the parser -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Note a second response, which belongs to no request."""
         self._is_surplus = self.is_whole
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header."""
         # With a status set, this is a trailer or a header of a second response.
         if not self.status:
             self.headers.append((name, value))
@@ -202,12 +184,10 @@ class ResponseParser:
         self.fields, self.status = fields, status
 
     def on_body(self, body: bytes) -> None:
-        """Keep a part of the body."""
         if not self.is_whole:
             self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """Note that the response is complete, unless it is an interim one."""
         if self.status and not self.is_whole:
             assert self._parser is not None
             self.is_whole = True

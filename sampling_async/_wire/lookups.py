@@ -23,11 +23,7 @@ class Lookups:
         self._under_way: dict[tuple[int, str, int], Run[Addresses | OSError]] = {}
 
     async def addresses(self, host: str, port: int) -> Addresses:
-        """Return the addresses of a host. An IP address needs no lookup.
-
-        Raises:
-            OSError: The host has no addresses.
-        """
+        """Return the addresses of a host. An IP address needs no lookup."""
         try:
             return _found(host, port, socket.AI_NUMERICHOST)
         except socket.gaierror:  # a name, not an IP address

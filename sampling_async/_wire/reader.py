@@ -27,9 +27,6 @@ class SocketReader:
     Adding and removing the socket for each wait would cost two calls to the system. It is done on foreign loops
     only, and only where a response goes on: uvloop reports a broken connection once, perhaps together with
     bytes before it, and then of nothing.
-
-    Attributes:
-        notify: Called when bytes, or the end, arrive and no task is reading.
     """
 
     __slots__ = (
@@ -57,16 +54,13 @@ class SocketReader:
         self._deadline = inf  # of the wait
         self._timer: asyncio.Handle | None = None
         self._rings_at = inf  # no later than the deadline; uvloop's timers do not always say
+        # called when bytes, or the end, arrive and no task is reading
         self.notify: Callable[[], object] = bool  # no effect
 
     def readable(self, seconds: float, *, again: bool) -> asyncio.Future[None]:
-        """Return a future that is done when there are bytes to read, or the end of the connection.
+        """Return a future that is done when there are bytes to read, or the end; it may raise `TooSlow`.
 
-        It raises `TooSlow` if nothing comes for that time.
-
-        Args:
-            seconds: The longest wait.
-            again: Whether bytes may have been read since the connection was last found unbroken.
+        With `again`, bytes may have been read since the connection was last found unbroken.
         """
         future = self._future = self._loop.create_future()
         self._idled = False
@@ -125,7 +119,7 @@ class SocketReader:
         self._loop.remove_reader(self._fd)
 
     def close(self, sock: socket.socket, *, is_forked: bool) -> None:
-        """Stop watching, then close the socket. After the close, its descriptor may belong to another file."""
+        """Stop watching, then close the socket: after that, its descriptor may belong to another file."""
         if not self._watched or self._loop.is_closed():
             sock.close()
         elif is_forked:

@@ -1,7 +1,6 @@
 """One attempt: send a request and read its response, over httpx.
 
-An HTTP library alone does not give this service what it needs. The key goes to the configured origin only, and
-into nothing that is printed: the transport under httpx adds it, and uses the engine or the user's transport.
+The key goes to the configured origin only, and into nothing that is printed: the transport under httpx adds it.
 Bodies are limited while they are read, an attempt in its whole time. A failure says whether anything was sent.
 """
 
@@ -66,13 +65,12 @@ class Client(httpx.AsyncClient):
         self._transport = carrier
 
     async def send(self, request: Any, **_: Any) -> httpx.Response:
-        """Send a `Request` and return its response, whose body is still to be read."""
         # Through this method and not `self._transport`, because respx patches it.
         return await self._transport_for_url(request.origin).handle_async_request(request)
 
 
 class Carrier(httpx.AsyncBaseTransport):
-    """The transport of `Client`: it sends requests by our engine, or by a transport that the user gave.
+    """The transport of `Client`: our engine, or a transport that the user gave.
 
     It adds the key at the lowest level, below all parts of httpx that log, redirect or put requests into
     exceptions.
@@ -149,7 +147,6 @@ class Carrier(httpx.AsyncBaseTransport):
         return self._stock
 
     def close_idle(self) -> None:
-        """Close the idle connections of our engine. Later requests open new ones."""
         if self._engine is not None:
             self._engine.close_idle()
 
@@ -166,11 +163,7 @@ class Carrier(httpx.AsyncBaseTransport):
 
 
 def checked_transport(transport: httpx.AsyncBaseTransport) -> httpx.AsyncBaseTransport:
-    """Return a transport that the user gave, after a check; any class with its methods will do.
-
-    Raises:
-        InvalidRequestError: It is none, such as a client, a class, or a transport without `async`.
-    """
+    """Return a transport that the user gave, after a check; any class with its methods will do."""
     has_method = callable(getattr(transport, "handle_async_request", None))
     if isinstance(transport, type) or not has_method:
         raise InvalidRequestError(
@@ -193,9 +186,9 @@ def is_not_of_this_client(_record: logging.LogRecord) -> bool:
 
 
 class _Unwatched:
-    """A block in which a foreign transport reports no request, neither to httpx's log nor to OpenTelemetry.
+    """A block in which a foreign transport reports no request to httpx's log or OpenTelemetry.
 
-    Such a transport may use an httpx client, which logs, and OpenTelemetry watches transports.
+    It may use an httpx client, which logs, and OpenTelemetry watches transports.
     """
 
     def __enter__(self) -> None:
@@ -221,23 +214,7 @@ _REFUSAL_SECONDS: Final = 2.0
 
 
 class Session:
-    """The sender of single attempts.
-
-    Args:
-        base_url: The service's base address, see `base_url_of`.
-        api_key: The key, a Guid.
-        timeouts: Limits of an attempt.
-        limits: Limits of a response's body.
-        connections: How many idle connections are kept open. The gate limits how many are in use.
-        transport: An httpx transport that carries requests in place of our engine.
-        idle_seconds: How long our engine keeps an idle connection.
-        proxy: The proxy that our engine uses, if any.
-        tls: The TLS settings of our engine; default, from the environment.
-
-    Attributes:
-        closed: Whether the session was closed, or is being closed.
-        engine: Our engine, or None if a transport was given.
-    """
+    """The sender of single attempts."""
 
     closed = False
     _loop: object = None  # the event loop of the first attempt
@@ -288,27 +265,12 @@ class Session:
         return key, key.replace("-", "")
 
     def attempt(
-        self,
-        call: Call[Any],
-        track: Track,
-        within: float = inf,
-        read: BodyReader | None = None,
+        self, call: Call[Any], track: Track, within: float = inf, read: BodyReader | None = None
     ) -> Coroutine[Any, Any, Reply]:
         """Make one attempt and return the reply, with any status. Await what this returns at once.
 
-        Args:
-            call: The call.
-            track: Records whether anything was sent.
-            within: Seconds left of a deadline. They shorten every limit of `Timeouts`.
-            read: Reads the body of a 200, and closes it unless it raises. Default: return the whole body.
-
-        Raises:
-            ClientClosedError: The session is closed, or was closed during the attempt.
-            TransportTimeoutError: A time limit passed.
-            TransportError: The connection failed.
-            DecodeError: The body exceeds a limit or its content encoding is broken.
-            InvalidRequestError: The client belongs to another event loop.
-            Exception: A signal handler of the application raised it.
+        `within` shortens every limit of `Timeouts`. `read` reads the body of a 200, in place of returning it,
+        and closes it unless it raises. What a signal handler of the application raises comes out as it is.
         """
         # What earlier attempts sent is in `track.ambiguous` by now.
         track.sent = False
@@ -354,7 +316,6 @@ class Session:
         raise failure
 
     def _way(self) -> str:
-        """Return an addition to the message of a failed connection: the host, and the proxy used or not."""
         if not self._carrier.knows_what_was_sent:
             return ""
         proxy = way_of(self._base_url.scheme, has_proxy=self._has_proxy, environment=os.environ)
@@ -368,13 +329,7 @@ class Session:
             delivery=track.delivery,
         )
 
-    async def _exchange(
-        self,
-        call: Call[Any],
-        track: Track,
-        within: float,
-        read: BodyReader | None,
-    ) -> Reply:
+    async def _exchange(self, call: Call[Any], track: Track, within: float, read: BodyReader | None) -> Reply:
         response = await self._http.send(self._request(call, track, within), stream=True)
         body = LimitedBody(response, *self._limits.of(call.endpoint))
         try:
@@ -420,27 +375,19 @@ class Session:
         return Head(headers)
 
     def _made_limits(self, endpoint: Endpoint, quota_ids: int) -> tuple[dict[str, float], float]:
-        """Return the time limits of an attempt, as httpx names them, and that of the whole attempt."""
         limits = self.timeouts
         read = limits.read_limit(endpoint, quota_ids)
         timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
         return timeout, limits.wall_limit(endpoint, quota_ids)
 
     def close_idle(self) -> None:
-        """Close the idle connections."""
         self._carrier.close_idle()
 
     def until_closed(self, seconds: float = inf) -> Block:
-        """Return a block that is cancelled after a number of seconds, or when the session is closed."""
         return self._blocks.within(seconds)
 
     def check_usable(self) -> None:
-        """Refuse the use of a closed session, or from another event loop than before.
-
-        Raises:
-            ClientClosedError: The session is closed.
-            InvalidRequestError: The client belongs to another event loop.
-        """
+        """Refuse the use of a closed session, or from another event loop than before."""
         if self.closed:
             raise ClientClosedError("the client is closed; make a new one")
         loop = running_loop()

@@ -1,21 +1,12 @@
 """One connection as a socket: open it, send, receive, close, and know exactly what happened.
 
-Sockets are used directly, not through streams of an event loop. Only then is it known whether a byte may have
-left, and whether there are unread bytes that came without a request. And closing needs no turn of the event
-loop, which a cancelled task may not get. Runs on asyncio and trio.
-
-HTTP/1.1 does not say which request a response belongs to. A socket can show two things:
-
-- Bytes that are there before a request is sent are no response to it (`is_quiet`, `is_silent`).
-- Bytes that arrive while the peer's kernel has acknowledged nothing of the request are no response to it
-  either. A real response is sent after a part of the request has arrived, and acknowledges that part
-  (`receive`; on Linux). This covers everything that arrives faster than one round trip, so the round-trip time
-  that the kernel measures is not needed.
-
-Three cases remain that a socket cannot show: bytes that a server sends without a request, after a part of the
-next request has reached its kernel; on systems other than Linux, such bytes that arrive after the request was
-sent; and under TLS, the rest of a record whose first part came before the first request of a connection. In
-these cases only the content of the response can show the error.
+With streams of an event loop it would not be known whether a byte may have left, and whether unread bytes came
+without a request. HTTP/1.1 does not say which request a response belongs to, but a socket shows two things:
+bytes that are there before a request is sent are no response to it (`is_quiet`, `is_silent`), and neither are
+bytes that arrive while the peer's kernel has acknowledged nothing of the request (`receive`; on Linux). What it
+cannot show: bytes without a request that come after a part of the next one has reached the server's kernel, or,
+under TLS, the rest of a record whose first part came before the first request. There only the content of the
+response can show the error.
 """
 
 from __future__ import annotations
@@ -56,26 +47,12 @@ _NUMBER: Final = b"\0\0\0\0"
 
 
 def is_of_the_system(exc: BaseException) -> bool:
-    """Return whether an error comes from the system or from TLS, and not from a signal handler.
-
-    A signal handler of the application may raise an OSError too, such as TimeoutError, but without an errno.
-    """
+    """Return whether an error comes from the system or TLS. A signal handler's OSError has no errno."""
     return isinstance(exc, OSError) and exc.errno is not None
 
 
 class Wire:
-    """An open connection. Closing is immediate and leaves no work to the event loop.
-
-    A connection that is dropped without closing closes itself.
-
-    Args:
-        sock: The socket.
-        opened_within: The seconds it took to open the connection, without TLS.
-
-    Attributes:
-        opened_within: The same.
-        close: Closes the connection now. It may be called more than once.
-    """
+    """An open connection. Closing is immediate; a connection that is dropped closes itself."""
 
     __slots__ = (
         "__weakref__",
@@ -104,16 +81,9 @@ class Wire:
         self.close: Callable[[], object] = weakref.finalize(self, _close, sock, self._waits, forks.count)
 
     async def send(self, data: bytes, sent: Callable[[bool], None], seconds: float = inf) -> None:
-        """Send all the data.
+        """Send all the data, or raise `TooSlow` if the peer accepts none of it for some seconds.
 
-        Args:
-            data: The data.
-            sent: Called with True before bytes may leave, and with False again if it is certain that none left.
-            seconds: The longest time to wait until the peer accepts another part.
-
-        Raises:
-            TooSlow: The peer accepted nothing for that time.
-            OSError: The connection is broken.
+        `sent` is called with True before bytes may leave, and with False again if it is certain that none left.
         """
         self._asked = left = len(data)
         rest: bytes | memoryview = data
@@ -131,10 +101,7 @@ class Wire:
                 rest = memoryview(data)[-left:] if left else b""
 
     def _sent_no_byte(self, exc: OSError) -> bool:
-        """Return whether an error of `send` proves that no byte was sent.
-
-        Under TLS it proves nothing, because a part of a record may have been sent.
-        """
+        """Return whether an error of `send` proves that no byte was sent. Under TLS it never does."""
         # A signal handler may raise after a `send` that took everything. Its error has one more frame, its own.
         is_ours = exc.__traceback__ is not None and exc.__traceback__.tb_next is None
         return is_ours and self._tls is None and is_of_the_system(exc)
@@ -142,12 +109,8 @@ class Wire:
     async def receive(self, seconds: float = inf) -> bytes:
         """Return the next bytes, or none at the end of the connection.
 
-        This always gives the event loop a turn, so that a fast peer does not block other tasks.
-
-        Raises:
-            TooSlow: No bytes came for that time.
-            OSError: The connection is broken, or ended without the closing alert of TLS, or the bytes cannot be
-                a response to the request.
+        This always gives the event loop a turn, so that a fast peer does not block other tasks. An end without
+        the closing alert of TLS is an OSError, and so are bytes that cannot be the response.
         """
         if self._tls and self._tls.pending():
             await anyio.lowlevel.checkpoint()
@@ -170,9 +133,6 @@ class Wire:
 
         Under TLS the bytes on the wire are more than `_asked`, by some dozens for each record. The comparison
         still works: a response acknowledges at least one whole record, which is more than all these additions.
-
-        Raises:
-            OSError: The bytes are no response.
         """
         # Example: the request has 400 bytes. If the kernel's send queue still holds 400, the peer has received
         # nothing. If it holds 0, all of it has arrived, and the bytes may be the response.
@@ -191,7 +151,6 @@ class Wire:
     async def _ready_again(
         self, exc: OSError, usual: Callable[[float], Awaitable[None]], seconds: float
     ) -> None:
-        """Wait until the socket is ready for what it could not do, or raise any other error again."""
         if isinstance(exc, ssl.SSLWantReadError):
             await self._readable(seconds)
         elif isinstance(exc, ssl.SSLWantWriteError):
@@ -235,10 +194,7 @@ class Wire:
     def is_silent(self) -> bool:
         """Return whether the peer of a new connection has neither closed it nor sent data without a request.
 
-        Session tickets of TLS come without a request too. They are ignored.
-
-        Raises:
-            OSError: The peer ended TLS, and this is its alert (`ssl.SSLError`).
+        Session tickets of TLS come without a request too, and are ignored. An alert of TLS is raised.
         """
         if self.is_quiet():
             return True
@@ -252,11 +208,7 @@ class Wire:
         return False
 
     def must_not_be_refused(self) -> None:
-        """After a failure to send: raise the alert with which the peer ended TLS, if there is an unread one.
-
-        Raises:
-            OSError: The alert (`ssl.SSLError`).
-        """
+        """After a failure to send: raise the alert with which the peer ended TLS, if there is an unread one."""
         try:
             if self._tls is not None:
                 self._tls.recv(1)
@@ -265,12 +217,9 @@ class Wire:
                 raise
 
     def on_readable(self, notify: Callable[[], object]) -> None:
-        """Set a function that is called when bytes, or the end, arrive and no task is reading.
+        """Set a function that is called when bytes, or the end, arrive and no task is reading (asyncio only).
 
-        This works on asyncio only, where the event loop goes on watching the socket.
-
-        Args:
-            notify: The function. The event loop keeps it alive, so it must hold the connection weakly.
+        The event loop keeps the function alive, so it must hold the connection weakly.
         """
         if self._waits is not None:
             self._waits.notify = notify
@@ -306,17 +255,9 @@ async def connect(
     through: Callable[[socket.socket], Awaitable[object]] | None = None,
     session: ssl.SSLSession | None = None,
 ) -> Wire:
-    """Open a connection to the address of the host that connects first.
+    """Open a connection to the address of the host that connects first, with TLS for its name, if given.
 
-    Args:
-        addresses: The addresses of the host, or of the proxy.
-        host: The name that the certificate must be for.
-        tls: The TLS settings, or None for plain TCP.
-        through: Called with the open socket before TLS begins. It asks a proxy to open a tunnel.
-        session: A TLS session to resume, if the server agrees.
-
-    Raises:
-        OSError: No address could be connected to, or the TLS handshake failed (`ssl.SSLError`).
+    `through` is called with the open socket before TLS begins: it asks a proxy to open a tunnel.
     """
     started = time.monotonic()
     sock = await _race(_alternating(addresses))
@@ -334,11 +275,7 @@ async def connect(
 
 
 async def send_whole(sock: socket.socket, data: bytes) -> None:
-    """Send all the data over a socket that is not in a `Wire` yet.
-
-    Raises:
-        OSError: The connection is broken.
-    """
+    """Send all the data over a socket that is not in a `Wire` yet."""
     view = memoryview(data)
     while view:
         try:
@@ -348,11 +285,7 @@ async def send_whole(sock: socket.socket, data: bytes) -> None:
 
 
 async def received(sock: socket.socket) -> bytes:
-    """Return the next bytes of a socket that is not in a `Wire` yet, or none at its end.
-
-    Raises:
-        OSError: The connection is broken.
-    """
+    """Return the next bytes of a socket that is not in a `Wire` yet, or none at its end."""
     while True:
         await anyio.wait_readable(sock)
         with suppress(BlockingIOError):
@@ -370,11 +303,7 @@ def _under_tls(
     # `suppress_ragged_eofs=False`: anybody on the network can end the TCP connection. Without the closing alert
     # of TLS, this must not look like the end of a response.
     return tls.wrap_socket(
-        sock,
-        server_hostname=host,
-        do_handshake_on_connect=False,
-        suppress_ragged_eofs=False,
-        session=session,
+        sock, server_hostname=host, do_handshake_on_connect=False, suppress_ragged_eofs=False, session=session
     )
 
 

@@ -68,7 +68,6 @@ def alert_in(exc: BaseException | None) -> str:
 
 
 def text_of(alert: str) -> str:
-    """Return a message for an alert, with a remedy if there is one."""
     return f"the server ended TLS with the alert {alert!r}{_WAYS_OUT.get(alert, '')}"
 
 
@@ -83,11 +82,6 @@ class Unusable(Exception):  # noqa: N818  each caller turns it into another erro
 
 
 def checked_context(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Return the user's context, set to offer HTTP/1.1 by ALPN.
-
-    Raises:
-        InvalidRequestError: It is not an SSLContext, or one for servers.
-    """
     if not isinstance(context, ssl.SSLContext) or context.protocol is ssl.PROTOCOL_TLS_SERVER:
         raise InvalidRequestError(
             "ssl_context must be an ssl.SSLContext for clients, such as ssl.create_default_context()"
@@ -96,11 +90,7 @@ def checked_context(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def default_context() -> ssl.SSLContext:
-    """Return a context that trusts certifi's authorities, or those in SSL_CERT_FILE or SSL_CERT_DIR.
-
-    Raises:
-        Unusable: The file or folder in one of these variables cannot be read.
-    """
+    """Return a context that trusts certifi's authorities, or those in SSL_CERT_FILE or SSL_CERT_DIR."""
     variable = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), "")
     path = os.environ.get(variable, "")
     # `ssl` accepts a missing folder without an error, and then trusts no authority.
@@ -120,14 +110,9 @@ def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def context_of_files(ca_file: str | None, client_cert: str | None) -> ssl.SSLContext | None:
-    """Return a context from files, or None if no file is given.
+    """Return a context from PEM files, or None if no file is given.
 
-    Args:
-        ca_file: A PEM file of the authorities to trust, in place of all others.
-        client_cert: A PEM file with our certificate and its key, which is not encrypted.
-
-    Raises:
-        InvalidRequestError: A file is missing, cannot be read or has the wrong content.
+    They hold the authorities to trust, in place of all others, and our certificate with its unencrypted key.
     """
     if not (ca_file or client_cert):
         return None

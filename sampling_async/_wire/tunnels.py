@@ -33,27 +33,14 @@ _SAYS: Final = {
 
 
 class Tunnel:
-    """A tunnel through a proxy to a host. The proxy cannot read what TLS sends through it.
-
-    Args:
-        proxy: The proxy.
-        host: The host, in ASCII.
-        port: Its port.
-    """
-
-    __slots__ = ("_proxy", "_target")
+    """A tunnel through a proxy to a host. The proxy cannot read what TLS sends through it."""
 
     def __init__(self, proxy: Proxy, host: str, port: int) -> None:
         self._proxy = proxy
         self._target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def dig(self, sock: socket.socket) -> None:
-        """Send CONNECT on a new connection to the proxy. After that, all bytes go to the host.
-
-        Raises:
-            Refusal: The proxy refuses, does not respond in HTTP/1.1, or sends more than its response.
-            OSError: The connection broke.
-        """
+        """Send CONNECT on a new connection to the proxy. After that, all bytes go to the host."""
         lines = [f"CONNECT {self._target} HTTP/1.1", f"Host: {self._target}"]
         lines += [f"{name}: {value}" for name, value in credentials_for(self._proxy).items()]
         await send_whole(sock, "\r\n".join([*lines, "", ""]).encode("ascii"))
@@ -76,14 +63,9 @@ class Tunnel:
 
 
 async def _line(sock: socket.socket, begun: bytes) -> tuple[bytes, bytes]:
-    """Return the next line of a head, and what has arrived after it.
+    """Return the next line of a head with its end, and what came after it.
 
-    Args:
-        sock: The connection.
-        begun: What has arrived of the line.
-
-    Returns:
-        The line with its end. Without one it is the last, or too long.
+    Without an end it is the last, or too long.
     """
     line = b""
     while True:
@@ -100,6 +82,5 @@ def credentials_for(proxy: Proxy) -> Mapping[str, str]:
 
 
 def refusal_of(status: int) -> Refusal:
-    """Return the error for a proxy that responded with a status of its own."""
     text = f"the proxy answered {status}{_SAYS.get(status, '')}; nothing was sent to the service"
     return Refusal(text, permanent=status not in _PASSING)
