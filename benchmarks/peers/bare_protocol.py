@@ -35,13 +35,15 @@ class _Connection(asyncio.Protocol):
         self._next()
 
     def _next(self) -> None:
-        for self._chunk in self._chunks:
-            body = msgspec.json.encode({"QuotaIDs": list(self._chunk)})
-            self._parser, self._body = httptools.HttpResponseParser(self), b""
-            head = f"POST {self._path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
-            self._transport.write(head.encode() + body)
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            self._done.set_result(self._invited)
             return
-        self._done.set_result(self._invited)
+        self._chunk = chunk
+        body = msgspec.json.encode({"QuotaIDs": list(chunk)})
+        self._parser, self._body = httptools.HttpResponseParser(self), b""
+        head = f"POST {self._path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
+        self._transport.write(head.encode() + body)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)

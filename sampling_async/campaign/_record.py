@@ -48,9 +48,8 @@ class LedgerRecord:
     _owner: tuple[str, str] = ("", "")
     _writes: SharedRun = field(init=False)
 
-    @_writes.default
-    def _shared(self) -> SharedRun:
-        return SharedRun(self._write_soon)
+    def __attrs_post_init__(self) -> None:
+        self._writes = SharedRun(self._write_soon)
 
     @property
     def members(self) -> int:
