@@ -95,7 +95,7 @@ def test_an_invalid_address_is_refused_and_not_shown(url):
         ("https://service.example:65536", "base_url has a port that does not exist: ports are 1 to 65535"),
     ],
 )
-def test_a_refused_address_is_told_its_rule(url, text):
+def test_a_refused_address_is_named_with_its_rule(url, text):
     with pytest.raises(InvalidRequestError, match=rf"^{re.escape(text)}$"):
         base_url_of(url, allow_http=False)
 
@@ -112,7 +112,7 @@ def test_the_last_port_exists():
         ("7", "idle_seconds must be a number of seconds, at least 0, not '7'"),
     ],
 )
-def test_refused_idle_seconds_are_told_their_rule(value, text):
+def test_refused_idle_seconds_are_named_with_their_rule(value, text):
     with pytest.raises(InvalidRequestError, match=rf"^{re.escape(text)}$"):
         idle_seconds_of(value)
 

@@ -200,7 +200,7 @@ async def test_a_wrong_value_and_a_journal_that_contradicts_are_refused(tmp_path
     assert asked_pairs("once", has_journal=True) is None
 
 
-async def test_the_rest_of_an_input_is_not_called_not_sent_if_it_was_asked_for():
+async def test_the_rest_of_an_input_is_not_called_not_sent_if_it_was_requested():
     started = anyio.Event()
 
     async def answer(request: httpx.Request) -> httpx.Response:

@@ -126,7 +126,7 @@ async def test_after_a_block_that_cut_the_work_off_there_is_no_more():
         await work.over()
 
 
-async def test_after_a_block_whose_work_has_ended_the_end_is_told_again():
+async def test_after_a_block_whose_work_has_ended_the_end_is_reported_again():
     async with Work() as work:
         await work.over()
     assert work.left
@@ -307,7 +307,7 @@ async def test_the_tasks_of_one_that_failed_go_with_it():
 
 
 @pytest.mark.asyncio
-async def test_tasks_can_be_told_from_those_of_the_host():
+async def test_tasks_can_be_distinguished_from_those_of_the_host():
     names = []
 
     async def noted() -> None:

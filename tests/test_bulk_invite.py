@@ -485,7 +485,7 @@ async def test_invalid_input_is_refused_at_once(nothing):
         ({"goal": "last"}, 'goal must be "throughput" or "first", not \'last\''),
     ],
 )
-def test_what_is_wrong_with_an_option_is_told_in_full(option, said):
+def test_what_is_wrong_with_an_option_is_described_in_full(option, said):
     with pytest.raises(InvalidRequestError) as caught:
         doubles.client(doubles.Service([])).stream_bulk_invite("m", [2], **option)
     assert str(caught.value) == said

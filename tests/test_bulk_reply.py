@@ -448,7 +448,7 @@ def test_invites_in_the_words_of_the_contract_have_the_number_0():
     assert (list(answers.numbers), len(answers.said)) == ([0, 1, 0], 2)
 
 
-def test_equal_rejections_have_one_number_and_are_told_apart_by_code_and_name():
+def test_equal_rejections_have_one_number_and_are_distinguished_by_code_and_name():
     items = [doubles.item(1), doubles.item(2), doubles.item(3, 9, Result="OTHER"), doubles.item(4, 16)]
     answer = read_bulk("m", (1, 2, 3, 4), json.dumps({"Invites": items}).encode())
     assert isinstance(answer.answers, Columns)

@@ -258,12 +258,12 @@ async def test_a_large_body_is_decoded_in_a_thread(monkeypatch):
         (httpx.ConnectError("refused"), (0.0, True)),
     ],
 )
-async def test_a_probe_tells_whether_the_service_responds(answer, told):
+async def test_a_probe_reports_whether_the_service_responds(answer, told):
     async with doubles.client(doubles.Service(answer)) as client:
         assert await client._send_probe(1.0) == told
 
 
-async def test_a_probe_tells_a_retry_after_and_ends_in_its_time():
+async def test_a_probe_reports_a_retry_after_and_ends_in_its_time():
     async def silent(_: httpx.Request) -> httpx.Response:
         await anyio.sleep_forever()
         raise AssertionError

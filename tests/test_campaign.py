@@ -63,7 +63,7 @@ def rows_written(path, query, *values):
 # --- The plan
 
 
-async def test_a_plan_says_what_will_be_asked_for_and_sends_nothing(sim, tmp_path):
+async def test_a_plan_says_what_will_be_requested_and_sends_nothing(sim, tmp_path):
     async with sim.client() as client:
         plan = await campaign_of(sim, client, tmp_path).plan()
     assert plan.members == 120
@@ -371,7 +371,7 @@ async def test_a_run_accounts_for_every_pair(sim, tmp_path):
     holds(sim, summary, outcomes)
 
 
-async def test_a_finished_campaign_asks_for_nothing_more(sim, tmp_path):
+async def test_a_finished_campaign_requests_nothing_more(sim, tmp_path):
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()
@@ -583,7 +583,7 @@ def pairs_by_state(path, quota_id):
     return dict(rows(path, "SELECT state, count(*) FROM pairs WHERE quota = ? GROUP BY state", quota_id))
 
 
-async def test_a_full_quota_is_asked_for_once_and_its_members_get_their_next_best(sim, tmp_path):
+async def test_a_full_quota_is_requested_once_and_its_members_get_their_next_best(sim, tmp_path):
     async with sim.client(max_concurrency=1) as client:
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()
@@ -604,7 +604,7 @@ async def test_a_full_quota_is_asked_for_once_and_its_members_get_their_next_bes
     holds(sim, summary, outcomes)
 
 
-async def test_a_blocked_member_is_asked_for_nothing_more(sim, tmp_path):
+async def test_nothing_more_is_requested_for_a_blocked_member(sim, tmp_path):
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()
@@ -618,7 +618,7 @@ async def test_a_blocked_member_is_asked_for_nothing_more(sim, tmp_path):
     assert turns == [(1,)]
 
 
-async def test_a_technical_error_is_asked_for_again_and_ends_after_three(sim, tmp_path):
+async def test_a_technical_error_is_requested_again_and_ends_after_three(sim, tmp_path):
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path, retry_seconds=0.01)
         await campaign.plan()
@@ -636,7 +636,7 @@ async def test_a_technical_error_is_asked_for_again_and_ends_after_three(sim, tm
     assert len(asked) == 3 * len({o.member_code for o in asked})
 
 
-async def test_each_pair_that_the_service_saw_counts_as_asked_for(sim, tmp_path):
+async def test_each_pair_that_the_service_saw_counts_as_requested(sim, tmp_path):
     """One quota answers with code 36 and then closes, while its pairs wait for another try."""
     async with sim.client() as client, client.watch_quotas(600) as watch:
         async with LiveIndex(watch, kinds=KINDS) as live:
@@ -662,7 +662,7 @@ async def test_each_pair_that_the_service_saw_counts_as_asked_for(sim, tmp_path)
     holds(sim, summary)
 
 
-async def test_a_pair_that_waits_for_another_try_was_asked_for_and_stays_so_in_a_new_plan(sim, tmp_path):
+async def test_a_pair_that_waits_for_another_try_was_requested_and_stays_so_in_a_new_plan(sim, tmp_path):
     path = tmp_path / "run.ledger"
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path)
@@ -760,7 +760,7 @@ async def test_lost_responses_are_unknown_and_never_asked_again(sim, tmp_path):
     holds(sim, summary, outcomes)
 
 
-async def test_quotas_that_close_in_a_live_index_are_not_asked_for(sim, tmp_path):
+async def test_quotas_that_close_in_a_live_index_are_not_requested(sim, tmp_path):
     async with sim.client(max_concurrency=1) as client, client.watch_quotas(600) as watch:
         async with LiveIndex(watch, kinds=KINDS) as live:
             await live.ready()
@@ -949,7 +949,7 @@ async def test_a_clock_that_is_set_back_delays_a_repetition_by_no_more_than_usua
         (11.0, 1e-310, 0),  # the cap was lowered
     ],
 )
-def test_as_many_pairs_are_asked_for_as_the_cap_on_spend_allows(spent, cost, pairs):
+def test_as_many_pairs_are_requested_as_the_cap_on_spend_allows(spent, cost, pairs):
     book = SimpleNamespace(committed=0, most_spent=spent, cost_of=lambda _: cost)
     run = SimpleNamespace(limits=Limits(max_spend=10.0), _book=book)
     assert CampaignRun._left(run, SimpleNamespace(due=dict.fromkeys(range(5), 0))) == pairs
@@ -976,7 +976,7 @@ async def test_unknown_pairs_count_against_the_cap_on_spend(sim, tmp_path):
     assert pairs.unknown
 
 
-async def test_the_cost_can_be_told_by_quota_or_by_a_function(sim, tmp_path):
+async def test_the_cost_can_be_given_by_quota_or_by_a_function(sim, tmp_path):
     async with sim.client() as client:
         quotas = await client.get_quotas()
         dear = quotas.surveys[0].quotas[0].quota_id
@@ -1079,7 +1079,7 @@ async def test_invites_without_a_limit_do_not_count_against_a_later_one(sim, tmp
             assert len(sim.ledger.invites) > made
 
 
-async def test_no_more_members_are_asked_for_at_once_than_the_limit_says(tmp_path):
+async def test_no_more_members_are_requested_at_once_than_the_limit_says(tmp_path):
     at_once = []
     sim = Simulator(7, surveys=30, members=60)
     async with sim.client(max_concurrency=8) as client:
@@ -1407,7 +1407,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("outcomes_before", [1, 40])
-def test_a_killed_process_goes_on_from_its_ledger_and_asks_for_nothing_twice(tmp_path, outcomes_before):
+def test_a_killed_process_goes_on_from_its_ledger_and_requests_nothing_twice(tmp_path, outcomes_before):
     sim = Simulator(7, surveys=30, members=60, latency=Latency(a=0.01, workers=3))
     # Four requests at once for three workers: one is in flight when the outcomes of the others come.
     path = tmp_path / "run.ledger"

@@ -54,7 +54,7 @@ def asked(book, member, most: int = 100):
 # --- Before a request
 
 
-def test_what_is_open_is_asked_for_in_its_order():
+def test_what_is_open_is_requested_in_its_order():
     book, member = book_of(quota(1), quota(2), pending=1), member_of(2, 1)
     assert asked(book, member).quota_ids == (2, 1)
     assert member.waiting == {1, 2}
@@ -79,13 +79,13 @@ def test_a_closed_quota_gives_way_to_the_best_reserve_that_is_open_and_has_room(
     assert book.pairs.planned == 2
 
 
-def test_what_may_not_be_asked_for_yet_stays_due():
+def test_what_may_not_be_requested_yet_stays_due():
     book, member = book_of(quota(1), quota(2), pending=1), member_of(1, 2)
     assert asked(book, member, most=1).quota_ids == (1,)
     assert member.due == {2: 0}
 
 
-def test_a_closed_member_is_asked_for_nothing_and_gets_no_reserve():
+def test_nothing_is_requested_for_a_closed_member_and_it_gets_no_reserve():
     book, member = book_of(quota(1), quota(2), pending=1), member_of(1, reserves=[2])
     member.closed = "MEMBER_BLOCKED"
     ready = asked(book, member)
@@ -160,7 +160,7 @@ def test_an_unknown_pair_keeps_its_room():
     assert book.committed == 1
 
 
-def test_no_member_is_asked_for_more_often_than_max_turns():
+def test_no_member_has_more_turns_than_max_turns():
     book = book_of(quota(1), quota(2), pending=1, max_turns=2)
     assert after(book, member_of(1, reserves=[2], turn=1), outcome(1, "rejected", 16)).added
     book = book_of(quota(1), quota(2), pending=1, max_turns=2)
@@ -217,7 +217,7 @@ def test_a_quota_given_twice_is_counted_once():
     assert book.pairs.invited == 1
 
 
-def test_what_could_not_be_sent_keeps_its_room_since_the_next_run_asks_for_it():
+def test_what_could_not_be_sent_keeps_its_room_since_the_next_run_requests_it():
     book = book_of(quota(1, room=1), quota(2), pending=1)
     member = member_of(1, reserves=[2])
     for _ in range(3):
@@ -249,7 +249,7 @@ def test_the_cost_of_a_member_is_that_of_a_reserve_if_that_takes_a_place():
     assert book.cost_of(member_of(1, reserves=[2, 77])) == 5.0
 
 
-def test_an_invite_costs_what_was_told_or_what_the_member_gets_if_that_is_more():
+def test_an_invite_costs_what_was_said_or_what_the_member_gets_if_that_is_more():
     book = book_of(quota(1, cost=0.5), quota(2, cost=0.5), pending=1)
     member = member_of(1, 2)
     asked(book, member)

@@ -148,7 +148,7 @@ def test_run_is_what_campaign_does_unless_the_first_word_is_another_command(serv
     assert "top-up" in run("campaign", "-h").stdout
 
 
-def test_a_dry_run_asks_for_nothing_and_keeps_its_plan(service):
+def test_a_dry_run_requests_nothing_and_keeps_its_plan(service):
     result = campaign("panel.jsonl", "--out", "out", "--dry-run", "--max-invites", 7, "--workers", 1)
     (plan,) = lines(result)
     assert plan["Pairs"] >= plan["Matched"] > 0
@@ -206,7 +206,7 @@ def test_a_cap_ends_a_run_and_a_later_run_goes_on(service):
     assert max(service.ledger.by_pair().values()) == 1
 
 
-def test_what_closes_in_the_inventory_is_not_asked_for(service):
+def test_what_closes_in_the_inventory_is_not_requested(service):
     campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1)
     campaign("report", "out")
     first = pairs_in("out")[0]["quota_id"]

@@ -15,7 +15,7 @@ TOO_LARGE = 10**400
 
 
 @pytest.mark.parametrize("value", [1, 0.001, 10**308])
-def test_a_number_above_0_is_given_back_as_a_float(value):
+def test_a_number_above_0_is_returned_as_a_float(value):
     number = checks.number_above_0(value, "x")
     assert (number, type(number)) == (float(value), float)
 

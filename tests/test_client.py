@@ -172,7 +172,7 @@ async def test_json_labelled_as_text_is_accepted(client):
 
 
 @pytest.mark.parametrize(("options", "flag"), [({}, "true"), ({"include_routables": False}, "false")])
-async def test_a_watch_asks_for_routables_unless_told_otherwise(options, flag):
+async def test_a_watch_requests_routables_by_default(options, flag):
     service = doubles.Service(inventories.quotas())
     async with doubles.client(service) as client, client.watch_quotas(**options) as watch:
         await watch.ready()
@@ -342,7 +342,7 @@ async def test_a_stream_raises_after_the_codes_before_it():
     assert caught.value.attempts == 3
 
 
-async def test_a_snapshot_tells_how_long_the_answered_attempts_of_an_endpoint_took():
+async def test_a_snapshot_reports_how_long_the_answered_attempts_of_an_endpoint_took():
     time, durations = doubles.FakeTime(), [1.0, 2.0, 3.0, 50.0, 4.0]
     time.now = 1000.0
 
@@ -361,7 +361,7 @@ async def test_a_snapshot_tells_how_long_the_answered_attempts_of_an_endpoint_to
     assert latency.p99 == pytest.approx(4.0, rel=0.1)
 
 
-async def test_a_snapshot_tells_the_rate_how_long_the_service_is_away_and_of_no_connections_of_a_transport():
+async def test_a_snapshot_reports_the_rate_how_long_the_service_is_away_and_of_no_connections_of_a_transport():
     time = doubles.FakeTime()
     async with doubles.client(doubles.Service(httpx.ConnectError("gone")), time) as client:
         assert set(client._gate._kinds) == {"bulk_invite"}  # another thread may ask
@@ -376,7 +376,7 @@ async def test_a_snapshot_tells_the_rate_how_long_the_service_is_away_and_of_no_
 
 
 @pytest.mark.asyncio
-async def test_a_snapshot_tells_of_the_connections():
+async def test_a_snapshot_counts_the_connections():
     def script(connection: wire.Connection) -> None:
         connection.read_request()
         connection.send(wire.answer(b"[]"))
@@ -415,7 +415,7 @@ def test_a_context_of_the_host_s_own_is_used_and_no_files_are_read(monkeypatch):
         SamplingClient.from_env(**given)
 
 
-def test_misuse_of_a_client_is_told_in_full(monkeypatch):
+def test_misuse_of_a_client_is_described_in_full(monkeypatch):
     for variable in ("BASE_URL", "PANEL_GUID", "API_KEY"):
         monkeypatch.delenv(f"SAMPLING_{variable}", raising=False)
     client = doubles.client(doubles.Service([]))
@@ -454,7 +454,7 @@ def test_the_repr_of_a_client_that_was_not_made():
     assert repr(object.__new__(SamplingClient)) == "<SamplingClient: not made>"
 
 
-async def test_a_probe_asks_for_the_settings_of_the_panel():
+async def test_a_probe_requests_the_settings_of_the_panel():
     service = doubles.Service([])
     async with doubles.client(service) as client:
         assert await client._send_probe(1.0) is None
@@ -476,7 +476,7 @@ async def _all_of(things) -> None:
         ("recontact_members", lambda client: _all_of(client.recontact_pages(5)), doubles.page("a", more=False)),
     ],
 )
-async def test_each_call_waits_for_the_hold_of_its_endpoint_and_asks_for_its_panel(kind, act, body):
+async def test_each_call_waits_for_the_hold_of_its_endpoint_and_requests_its_panel(kind, act, body):
     time, service = doubles.FakeTime(), doubles.Service(body)
     async with doubles.client(service, time) as client:
         client._gate.hold(5.0, kind)
@@ -513,7 +513,7 @@ async def test_for_the_first_outcomes_a_small_bulk_becomes_many_requests(call):
 
 
 @pytest.mark.parametrize("call", ["bulk_invite", "stream_bulk_invite", "fan_out"])
-async def test_a_bulk_has_the_weight_1_unless_told_otherwise(call):
+async def test_a_bulk_has_the_weight_1_by_default(call):
     service = doubles.Service(doubles.bulk)
     async with doubles.client(service, max_concurrency=1) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(partial(_bulk, client, call, range(1, 51), chunk_size=1))

@@ -440,7 +440,7 @@ def test_json_behind_many_blanks_is_found_and_a_lone_surrogate_is_kept():
         (b'{"Surveys":[5],%b}', "$.Surveys[0]: expected an object, found a whole number"),
     ],
 )
-def test_what_stands_in_place_of_an_object_or_an_array_is_told_with_its_path(body, said):
+def test_what_stands_in_place_of_an_object_or_an_array_is_reported_with_its_path(body, said):
     rest = b'"CountryID":9,"CacheExpires":"2020-01-31T21:19:30Z"'
     with pytest.raises(DecodeError) as caught:
         from_json(Quotas, body.replace(b"%b", rest))

@@ -134,7 +134,7 @@ def test_the_rate_is_of_what_was_answered():
 # --- Campaigns
 
 
-async def test_what_a_store_of_notifications_is_told_to_be_closed_counts_at_once(tmp_path):
+async def test_what_a_store_of_notifications_is_said_to_be_closed_counts_at_once(tmp_path):
     simulator = Simulator(seed=4, surveys=5, members=3)
     survey = simulator.inventory.surveys[0]
     other = simulator.inventory.surveys[1].quotas[0].quota_id

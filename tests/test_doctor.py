@@ -236,7 +236,7 @@ def test_a_key_that_changes_the_response_has_arrived(other):
         assert refused(own, [seen(), seen()], others).verdict == "ok"
 
 
-def test_the_same_response_to_all_keys_cannot_be_told_for_certain():
+def test_the_same_response_to_all_keys_cannot_be_explained_for_certain():
     for server, dropped in (
         ("nginx/1.22.1", True),
         ("gunicorn", True),
@@ -315,7 +315,7 @@ def test_a_service_answers_or_it_does_not(answer, verdict, words):
         (ProbeResponse(problem="the connection was lost"), "Run this again"),
     ],
 )
-def test_who_answers_in_place_of_the_service_is_told_apart(answer, remedy):
+def test_who_answers_in_place_of_the_service_is_distinguished(answer, remedy):
     found = judge.service(answer)
     assert (found.verdict, remedy in found.remedy) == ("fail", True)
     assert not any(each in str(found) for each in (GUID, "m000001", "\x0b"))
@@ -352,7 +352,7 @@ def test_a_key_is_accepted_only_where_settings_came_for_it():
         assert f"after {status}" in key.found
 
 
-def test_an_unknown_panel_is_told_by_its_result_code():
+def test_an_unknown_panel_is_named_by_its_result_code():
     assert "PANEL_DOES_NOT_EXIST" in judge.unknown_panel(seen(400, b'{"ResultCode": 3}')).found
     for body in (b"{}", b"[]", b"no json", b"[" * 200_000, b"9" * 5_000):
         assert judge.unknown_panel(seen(400, body)).found == "Get Settings was answered with 400"
@@ -370,7 +370,7 @@ def test_end_pages_should_say_which_member_comes():
     assert "partner.example" not in found.found
 
 
-def test_notification_urls_should_be_https_and_ours():
+def test_notification_urls_should_be_https_and_that_of_this_package():
     ours = {"Completion Notification URL": "https://partner.example/secret"}
     found = judge.notifications(settings(Completion_Notification_URL=ours["Completion Notification URL"]), ours)
     assert (found.verdict, "all to your store" in found.found) == ("ok", True)

@@ -48,7 +48,7 @@ def failed(checks):
     return [name for name, each in checks.items() if each["Verdict"] == "fail"]
 
 
-def test_a_service_in_order_is_in_order_and_no_invite_is_asked_for(monkeypatch):
+def test_a_service_in_order_is_in_order_and_no_invite_is_requested(monkeypatch):
     simulator = Simulator(seed=3)
     with simulator.serve() as base_url:
         code, document, checks = examined(broken_services.environment(simulator, base_url), monkeypatch)
@@ -355,7 +355,7 @@ def test_notification_urls_are_compared_with_the_store(tmp_path, monkeypatch):
     assert "all to your store" in checks["Notifications"]["Found"]
 
 
-def test_a_service_that_drips_is_told_with_the_whole_time_it_had(monkeypatch):
+def test_a_service_that_drips_is_reported_with_the_whole_time_it_had(monkeypatch):
     broken_services.connect_within(monkeypatch, 0.2)
 
     def drip(connection: wire.Connection) -> None:

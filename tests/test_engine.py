@@ -553,7 +553,7 @@ async def test_a_timer_keeps_no_client_alive():
         timer.cancel()
 
 
-async def test_a_response_has_the_headers_of_the_wire_when_they_are_asked_for():
+async def test_a_response_has_the_headers_of_the_wire_when_they_are_requested():
     raw = [(b"ETag", b'"1"'), (b"X-Twice", b"a"), (b"X-Twice", b"b")]
     response = _connection.Response(200, SimpleNamespace(headers=raw))
     assert response.headers["etag"] == '"1"'
@@ -563,7 +563,7 @@ async def test_a_response_has_the_headers_of_the_wire_when_they_are_asked_for():
         response.nothing  # noqa: B018
 
 
-def test_a_request_has_its_url_when_it_is_asked_for():
+def test_a_request_has_its_url_when_it_is_requested():
     origin = httpx.URL("https://service.example:8443/base")
     given = {"head": Head(httpx.Headers()), "body": b"", "extensions": {}}
     request = Request("GET", origin, b"/base/a%2Fb?x=1", **given)
@@ -583,7 +583,7 @@ def test_a_request_has_its_url_when_it_is_asked_for():
         (False, 0, httpx.ReadError("cut"), False),
     ],
 )
-def test_an_idle_time_is_learned_from_a_reused_connection_that_ended_without_a_response(
+def test_an_idle_time_is_measured_from_a_reused_connection_that_ended_without_a_response(
     was_idle, received, exc, is_learned
 ):
     engine, learned = _engine.Engine(idle=1, idle_seconds=4.0), []
@@ -668,7 +668,7 @@ async def test_a_connection_counts_its_traffic_and_passes_its_limits_on():
         (TooSlow(), httpx.ConnectTimeout, "TooSlow"),
     ],
 )
-def test_errors_of_the_system_are_told_with_their_own_text(raised, told, text):
+def test_errors_of_the_system_are_reported_with_their_own_text(raised, told, text):
     with pytest.raises(told) as caught, _connection.CONNECTING:
         raise raised
     assert str(caught.value) == text
@@ -753,7 +753,7 @@ async def test_a_request_is_written_within_its_limit(monkeypatch):
     assert given == [2.0]
 
 
-async def test_a_connection_that_does_not_come_about_is_told_with_its_reason(monkeypatch):
+async def test_a_connection_that_does_not_come_about_is_reported_with_its_reason(monkeypatch):
     closed: list[bool] = []
     engine, url = engine_with(), httpx.URL("http://h")
 
@@ -822,7 +822,7 @@ async def test_the_engine_adds_private_headers_on_the_wire_only():
     assert "K" not in request.headers
 
 
-async def test_a_lookup_for_which_there_is_no_thread_is_told(monkeypatch):
+async def test_a_lookup_for_which_there_is_no_thread_is_reported(monkeypatch):
     def begun(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -30,7 +30,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error_class", ERRORS)
-def test_every_error_is_one_of_ours_and_survives_pickling(error_class):
+def test_every_error_is_one_of_this_package_and_survives_pickling(error_class):
     error = error_class("words")
     error.attempts, error.elapsed, error.retry_after, error.endpoint = 2, 1.5, 3.0, "get_quotas"
     copy = pickle.loads(pickle.dumps(error))

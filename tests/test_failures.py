@@ -94,7 +94,7 @@ def test_a_certificate_that_was_refused_while_something_else_was_handled_is_foun
     assert translated(exc, "not_sent", sent=False).permanent
 
 
-def test_the_way_of_a_connection_is_told_only_where_it_failed():
+def test_the_way_of_a_connection_is_reported_only_where_it_failed():
     assert (
         translated(httpx.ConnectError("x"), "not_sent", sent=False, way="; by mule")
         .args[0]

@@ -90,7 +90,7 @@ async def test_a_wait_is_for_the_hold_of_its_own_kind_and_leaves_nothing_behind(
     permit.release()
 
 
-async def test_attempts_that_cannot_begin_yet_are_told_apart_from_those_that_run():
+async def test_attempts_that_cannot_begin_yet_are_distinguished_from_those_that_run():
     told = []
 
     async def sleep(seconds: float) -> None:
@@ -185,7 +185,7 @@ async def test_a_later_hold_of_one_kind_says_how_its_waiters_spread():
     assert time.slept == [pytest.approx(5 + 0.5)]
 
 
-async def test_the_longest_of_all_holds_is_told():
+async def test_the_longest_of_all_holds_is_reported():
     time = doubles.FakeTime()
     shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
     assert (shut.held_for(), shut.held_for(shut.kind("work"))) == (0.0, 0.0)

@@ -604,7 +604,7 @@ def test_the_first_that_is_not_known_ends_it(found, surveys, text, count):
     assert found.leading(bytearray(text), 0) == ([surveys[ONE]][:count], len(ONE) * count)
 
 
-def test_a_survey_that_is_found_again_tells_its_length_for_those_that_begin_alike(found):
+def test_a_survey_that_is_found_again_reports_its_length_for_those_that_begin_alike(found):
     longer = ONE[:-2] + b'x"}'
     assert longer[:32] == ONE[:32]
     kept = AnySurvey()
@@ -648,5 +648,5 @@ def test_so_many_lengths_are_remembered_and_no_more(monkeypatch):
     assert kept.find(ONE) is survey  # only its length was forgotten
 
 
-def test_without_a_hash_of_64_bits_texts_are_told_apart_by_sha_1():
+def test_without_a_hash_of_64_bits_texts_are_distinguished_by_sha_1():
     assert _known._sha1(b"a") == 0x86F7E437FAA5A7FCE15D1DDCB9EAEAEA377667B8

@@ -1305,7 +1305,7 @@ async def test_a_journal_that_cannot_be_copied_is_refused(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["empty", "journal", "journal-lock", "letter"]
 
 
-def test_a_lock_tells_whether_anybody_has_it(tmp_path):
+def test_a_lock_reports_whether_anybody_has_it(tmp_path):
     lock, other = JournalLock(tmp_path / "journal"), JournalLock(tmp_path / "journal")
     assert not other.is_taken()  # there is no file yet
     lock.take()
@@ -1577,7 +1577,7 @@ def test_a_database_is_removed_with_all_files_of_sqlite(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_that_says_nothing_about_damage_is_told_as_it_is(tmp_path, monkeypatch):
+def test_an_error_that_says_nothing_about_damage_is_reported_as_it_is(tmp_path, monkeypatch):
     path = tmp_path / "journal"
     file = JournalFile(path, OWNER)
     file.open()

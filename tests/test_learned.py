@@ -54,7 +54,7 @@ def failed(status: int, retry_after: float | None = None) -> ServiceError:
     return error
 
 
-def test_an_answer_is_told_to_outage_pace_and_limit():
+def test_an_answer_is_reported_to_outage_pace_and_limit():
     parts = Parts()
     parts.learn(SETTINGS, Reply(OK))
     assert parts.told == {
@@ -64,7 +64,7 @@ def test_an_answer_is_told_to_outage_pace_and_limit():
     }
 
 
-def test_a_page_is_told_to_the_outage_and_is_no_answer():
+def test_a_page_is_reported_to_the_outage_and_is_no_answer():
     parts = Parts()
     parts.learn(QUOTAS, Reply(OK, b"<p>"))
     # No wait was asked for, and the rate is not the reason.
@@ -79,7 +79,7 @@ def test_a_page_for_get_settings_begins_no_outage():
     assert parts.told == {"pace": [("answered", NOW)]}
 
 
-def test_an_answer_to_a_bulk_is_told_with_its_time_and_the_patience_for_its_ids():
+def test_an_answer_to_a_bulk_is_reported_with_its_time_and_the_patience_for_its_ids():
     parts = Parts(Timeouts(bulk_base=10.0, bulk_per_id=0.5))
     parts.learn(BULK, Reply(OK))
     assert parts.limit.told == [("answered_in", 2.0, 3, 11.5, 7, 4, 5)]
@@ -97,7 +97,7 @@ def test_durations_are_kept_by_endpoint_with_the_moment_of_their_end():
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_refusal_for_load_is_told_to_the_gate(status):
+def test_a_refusal_for_load_is_reported_to_the_gate(status):
     parts = Parts()
     parts.learn(BULK, failed(status))
     assert parts.gate.told == [("refused", parts.permit)]
@@ -105,7 +105,7 @@ def test_a_refusal_for_load_is_told_to_the_gate(status):
 
 
 @pytest.mark.parametrize("error", [failed(502), failed(504), TransportError("cut", delivery="unknown")])
-def test_an_overload_is_told_to_the_gate(error):
+def test_an_overload_is_reported_to_the_gate(error):
     parts = Parts()
     parts.learn(BULK, error)
     assert parts.gate.told == [("overloaded", parts.permit)]
@@ -119,13 +119,13 @@ def test_a_failure_of_the_service_itself_is_an_answer_for_pace_and_outage():
 
 
 @pytest.mark.parametrize(("retry_after", "told"), [(None, 0.0), (0.5, 0.5)])
-def test_a_failure_as_in_an_outage_is_told_with_its_reason_beginning_and_retry_after(retry_after, told):
+def test_a_failure_as_in_an_outage_is_reported_with_its_reason_beginning_and_retry_after(retry_after, told):
     parts = Parts()
     parts.learn(BULK, failed(503, retry_after))
     assert parts.outage.told == [("failed", "it failed", BEGAN, told, True)]
 
 
-def test_what_may_be_an_outage_or_not_is_not_told_to_it_and_failures_of_get_settings_neither():
+def test_what_may_be_an_outage_or_not_is_not_reported_to_it_and_failures_of_get_settings_neither():
     for call, error in ((BULK, failed(429)), (SETTINGS, failed(503))):
         parts = Parts()
         parts.learn(call, error)

@@ -200,7 +200,7 @@ def test_neither_coefficient_of_the_line_is_negative():
     assert (line.a, line.b) == (6.0, 0.0)
 
 
-def test_a_longer_time_is_learned_only_when_nothing_else_ran():
+def test_a_longer_time_is_measured_only_when_nothing_else_ran():
     assert learned((100, 10.0), (100, 50.0)).b == 0.1
     assert learned((100, 10.0), *[(100, 50.0)] * 99, alone=True).b == pytest.approx(0.5, rel=0.01)
 
@@ -208,7 +208,7 @@ def test_a_longer_time_is_learned_only_when_nothing_else_ran():
 @pytest.mark.parametrize(
     ("running", "among", "is_learned"), [(1, 1, True), (2, 1, False), (2, 2, False), (1, 2, False)]
 )
-def test_a_longer_time_is_learned_if_nothing_else_ran_from_the_start_to_the_end(running, among, is_learned):
+def test_a_longer_time_is_measured_if_nothing_else_ran_from_the_start_to_the_end(running, among, is_learned):
     limit = AdaptiveLimit(8)
     for seconds in (1.0, 50.0):
         answered(limit, seconds, running=running, among=among)
@@ -372,7 +372,7 @@ def test_a_response_within_a_twentieth_of_the_time_limit_is_never_slow():
     assert adaptive.limit == 8 + 3
 
 
-def test_a_longer_time_is_learned_by_a_quarter_of_the_difference():
+def test_a_longer_time_is_measured_by_a_quarter_of_the_difference():
     line = LatencyLine()
     line.add(100, 1.0, alone=True)
     line.add(100, 11.0, alone=True)  # the moving average is 2 s now

@@ -302,7 +302,7 @@ async def test_a_notification_before_the_poll_has_no_effect(tmp_path):
                 assert service.polls == 1
 
 
-async def test_a_quota_that_is_live_again_is_asked_for(tmp_path):
+async def test_a_quota_that_is_live_again_is_requested(tmp_path):
     clock, service = HandClock(), FakeService(inventory(1, 2))
     async with watch_of(service, clock) as watch, LiveIndex(watch) as live, inbox_at(tmp_path, clock) as inbox:
         await live.ready()
@@ -338,7 +338,7 @@ async def test_a_poll_that_began_before_the_notification_does_not_open_again(tmp
             assert open_in(live) == [1, 2]
 
 
-async def test_a_quota_that_is_told_to_be_live_and_is_open_costs_no_poll(tmp_path):
+async def test_a_quota_that_is_said_to_be_live_and_is_open_costs_no_poll(tmp_path):
     clock, service = HandClock(), FakeService(inventory(1, 2))
     async with watch_of(service, clock) as watch, LiveIndex(watch) as live, inbox_at(tmp_path, clock) as inbox:
         await live.ready()

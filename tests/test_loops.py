@@ -251,7 +251,7 @@ def test_unread_bytes_are_reported_twice_at_most(sockets):
     asyncio.run(main())
 
 
-def test_bytes_that_nobody_waits_for_need_nobody_to_be_told(sockets):
+def test_bytes_that_nobody_waits_for_notify_nobody(sockets):
     ours, theirs = sockets
 
     async def main() -> list[object]:

@@ -433,7 +433,7 @@ async def test_what_was_put_off_while_the_clock_was_ahead_is_handled_again(tmp_p
     assert seen == [1, 2]
 
 
-async def test_a_handler_is_told_that_its_terminate_was_overruled(tmp_path):
+async def test_a_handler_is_notified_that_its_terminate_was_overruled(tmp_path):
     inbox, seen = with_fallback(new_inbox(tmp_path)), []
     inbox.on(Completion)(lambda fact: seen.append("completion"))
 
@@ -468,7 +468,7 @@ async def test_a_reconciliation_has_a_handler_of_its_own(tmp_path):
     assert seen == [("completion",) * 2, ("reconciliation", "completion"), ("reconciliation",) * 2]
 
 
-async def test_a_reconciliation_without_a_handler_is_told_once(tmp_path, caplog):
+async def test_a_reconciliation_without_a_handler_is_notified_once(tmp_path, caplog):
     inbox = with_fallback(new_inbox(tmp_path))
     async with inbox:
         for number in (1, 2):

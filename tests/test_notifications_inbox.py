@@ -51,7 +51,7 @@ def inbox_at(path, **options) -> Inbox:
 # --- Storing
 
 
-def test_facts_are_asked_for_by_their_records(tmp_path):
+def test_facts_are_requested_by_their_records(tmp_path):
     inbox = Inbox(tmp_path / "n.db", secrets=SECRET)
     with pytest.raises(InvalidRequestError, match="'completion' is no notification"):
         inbox.facts("completion")

@@ -86,7 +86,7 @@ PAGES = "https://partnerA.com?status=[status]&mc=[pid]"
         "http://partnera.com/?status=qualified&mc=mymember&",  # behind a proxy with TLS
     ],
 )
-def test_a_redirect_as_a_browser_asks_for_it_is_verified_with_its_end_page(url):
+def test_a_redirect_as_a_browser_requests_it_is_verified_with_its_end_page(url):
     assert verify_redirect(f"{url}hash={HMAC}", SECRET, end_page=PAGES)
     assert verify_redirect(f"{url}hash={HMAC}", SECRET, end_page=["https://partnerA.com/no", PAGES])
 

@@ -432,7 +432,7 @@ async def test_another_failure_of_a_probe_lets_a_request_be_tried_each_20_second
 
 
 @pytest.mark.parametrize(("is_certain", "tried_at"), [(True, 0.5), (False, 20.25)])
-async def test_a_probe_of_a_stuck_client_tells_how_certain_the_outage_is(is_certain, tried_at):
+async def test_a_probe_of_a_stuck_client_reports_how_certain_the_outage_is(is_certain, tried_at):
     probes = Probes(Away(is_certain=is_certain), *[Away(is_certain=False)] * 30)
     probes.fail(2, is_certain=is_certain)
     await probes.outage.probe_if_stuck(lambda: True)

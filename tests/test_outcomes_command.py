@@ -128,7 +128,7 @@ def test_tables_are_shown_on_a_terminal(day, store, monkeypatch):
     assert run("outcomes", "--store", store, "--overdue", 99).stdout == "None.\n"
 
 
-def test_who_entered_is_a_column_only_if_somebody_told_it(day, tmp_path, monkeypatch):
+def test_who_entered_is_a_column_only_if_somebody_said_it(day, tmp_path, monkeypatch):
     _, folder = day
     store = tmp_path / "own.db"
     on_terminal(monkeypatch)

@@ -165,7 +165,7 @@ def test_wrong_candidates_are_refused(changes, message):
         PanelMatcher(QuotaIndex([EVERYBODY])).allocate(candidates).read_all()
 
 
-def test_a_panel_that_can_be_read_once_is_learned_first(generated):
+def test_a_panel_that_can_be_read_once_is_measured_first(generated):
     index, panel = generated
     matcher = PanelMatcher(index, Allocate(3))
     for once in (pa.RecordBatchReader.from_batches(panel.schema, panel.to_batches()), iter(panel.to_batches())):
@@ -177,7 +177,7 @@ def test_a_panel_that_can_be_read_once_is_learned_first(generated):
         matcher.map_batches(panel.to_batches())
 
 
-def test_prices_that_were_learned_before_can_be_given():
+def test_prices_that_were_measured_before_can_be_given():
     index, panel = QuotaIndex([EVERYBODY, MEN_ONLY]), people(200, 200)
     output = Allocate(1, room={1: 200, 2: 200}, value=WORTH)
     learned = PanelMatcher(index, output).learn(panel)

@@ -70,7 +70,7 @@ def test_parts_from_before_a_quota_closed_are_merged_without_it(output):
     assert after.merged(parts) == after.run(panel).read_all()
 
 
-def test_an_allocation_is_not_learned_from_parts_about_other_quotas():
+def test_an_allocation_takes_nothing_from_parts_about_other_quotas():
     index, panel = QuotaIndex(generate_inventory(9, surveys=30), kinds=AGES), generated_panel()[1]
     parts = list(PanelMatcher(index, Allocate(3)).learning().map_batches(panel.to_batches()))
     assert PanelMatcher(index, Allocate(3)).learned(parts).run(panel).read_all()

@@ -228,7 +228,9 @@ def test_a_lock_of_somebody_else_is_refused(folder):
 @on_posix
 @pytest.mark.anyio
 @pytest.mark.parametrize(("opened", "error"), KEPT[1:])
-async def test_what_is_ours_and_was_restored_with_another_mode_is_closed_to_others(folder, opened, error):
+async def test_what_is_of_this_package_and_was_restored_with_another_mode_is_closed_to_others(
+    folder, opened, error
+):
     await opened(folder / "kept.db")
     (folder / "kept.db").chmod(0o664)
     await opened(folder / "kept.db")
@@ -239,7 +241,7 @@ async def test_what_is_ours_and_was_restored_with_another_mode_is_closed_to_othe
 
 @on_posix
 @pytest.mark.anyio
-async def test_a_journal_of_ours_is_closed_to_others_and_goes_on(folder):
+async def test_a_journal_of_this_package_is_closed_to_others_and_goes_on(folder):
     async def run():
         async with doubles.client(lambda asked: httpx.Response(200, json=doubles.bulk(asked))) as client:
             async with client.fan_out([InviteRequest("m", [1, 2])], journal=folder / "kept.db") as stream:

@@ -129,7 +129,7 @@ def test_what_is_no_number_or_cannot_be_printed_is_refused(file, line):
     assert f"{file}: [us]: {line.split()[0]} must be a" in refusal_of(_profiles.read_profile, "us")
 
 
-def test_a_home_folder_that_nobody_has_is_told_with_the_place_of_the_path(file, monkeypatch):
+def test_a_home_folder_that_nobody_has_is_reported_with_the_place_of_the_path(file, monkeypatch):
     file.write_text(f'{US}ca_file = "~nouser/x.pem"\n')
     assert refusal_of(_profiles.read_profiles) == (
         f"{file}: [us]: ca_file: ~nouser/x.pem cannot be found: there is no such home folder; write "
@@ -222,7 +222,7 @@ def test_text_that_is_no_toml_is_not_repeated(file):
     assert KEY not in text
 
 
-def test_text_that_ends_too_early_is_told_without_a_line(file):
+def test_text_that_ends_too_early_is_reported_without_a_line(file):
     file.write_text(US + "[")
     assert "not TOML" in refusal_of(_profiles.read_profiles)
 
@@ -349,7 +349,7 @@ def test_what_is_no_key_is_not_stored_and_not_repeated(file, ring):
     assert not ring.kept
 
 
-def test_a_system_without_a_keyring_is_told_what_to_do(file, ring):
+def test_a_system_without_a_keyring_is_given_what_to_do(file, ring):
     file.write_text(RINGED)
     keyring.set_keyring(keyring.backends.fail.Keyring())
     text = refusal_of(SamplingClient.from_env, profile="us")
@@ -433,7 +433,7 @@ def test_an_option_for_another_panel_than_the_profiles_is_refused(served_profile
     assert len(served_profile.ledger.requests()) == before
 
 
-def test_a_missing_key_of_a_profile_is_named_or_asked_for(served_profile, monkeypatch):
+def test_a_missing_key_of_a_profile_is_named_or_requested(served_profile, monkeypatch):
     monkeypatch.delenv("KEY_US")
     result = run("settings", "--profile", "us")
     assert result.exit_code == 2

@@ -688,7 +688,7 @@ async def test_a_large_part_does_not_block_the_event_loop(how):
     assert turns >= len(body_of(1500)) // 2**17 > 5
 
 
-async def test_every_error_is_one_of_ours():
+async def test_every_error_is_one_of_this_package():
     async with doubles.client(service(Parts(HEAD + survey(0) + b",", RuntimeError(CANARY)))) as client:
         with pytest.raises(SamplingError) as caught:
             await ids_of(client)
@@ -909,7 +909,7 @@ async def test_an_etag_that_is_none_is_not_sent_back(etag):
     assert held[0].surveys == held[1].surveys
 
 
-async def test_a_304_that_was_not_asked_for_is_a_refusal():
+async def test_a_304_that_was_not_requested_is_a_refusal():
     handler = doubles.Service(httpx.Response(304, headers={"ETag": '"first"'}))
     async with doubles.client(handler) as client:
         with pytest.raises(UnexpectedStatusError, match="304"):

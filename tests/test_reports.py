@@ -214,7 +214,7 @@ async def test_a_cancelled_call_is_reported():
     assert chunk.outcomes == {("unknown", None): 2}
 
 
-async def test_telemetry_is_told_of_attempts_calls_and_fan_outs():
+async def test_telemetry_is_notified_of_attempts_calls_and_fan_outs():
     spans, time = Spans(), doubles.FakeTime()
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -235,7 +235,7 @@ async def test_telemetry_is_told_of_attempts_calls_and_fan_outs():
     ]
 
 
-async def test_telemetry_of_a_fan_out_that_is_sampled_out_is_told_of_attempts_and_outcomes():
+async def test_telemetry_of_a_fan_out_that_is_sampled_out_is_notified_of_attempts_and_outcomes():
     spans = Spans(span="sampled out")
     async with doubles.client(doubles.Service(httpx.Response(500)), telemetry=spans) as client:
         await client.bulk_invite(CANARY, [1, 2])
@@ -308,7 +308,7 @@ async def test_the_delivery_of_an_attempt_is_that_of_its_failure():
     assert call.delivery == "unknown"
 
 
-async def test_the_time_of_an_attempt_that_was_cut_off_is_told():
+async def test_the_time_of_an_attempt_that_was_cut_off_is_reported():
     spans, time, cancelled = Spans(), doubles.FakeTime(), anyio.CancelScope()
     time.now = 100.0
 
@@ -495,7 +495,7 @@ async def test_a_closed_client_begins_no_attempt():
     assert client.snapshot().failures == 0
 
 
-async def test_the_parts_of_a_chunk_are_told_with_their_own_sizes():
+async def test_the_parts_of_a_chunk_are_reported_with_their_own_sizes():
     seen = Watcher()
 
     def answer(request: httpx.Request) -> httpx.Response:

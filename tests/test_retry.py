@@ -179,7 +179,7 @@ def test_backoff_is_longer_when_throttled(code):
 
 
 @pytest.mark.parametrize(("told", "wait"), [(1.0, 1.1), (5.0, 5.5), (10.0, 11.0), (60.0, 61.0)])
-def test_a_random_part_after_retry_after_spreads_those_who_were_told_together(told, wait):
+def test_a_random_part_after_retry_after_spreads_those_who_were_refused_together(told, wait):
     assert RetryPolicy(throttled_base=0.5).backoff([status(503, retry_after=told)], lambda: 1.0) == wait
 
 

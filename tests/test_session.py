@@ -295,7 +295,7 @@ async def test_a_slow_drip_ends_at_the_wall_limit():
     assert "within 0.1 s: the wall limit" in str(error)
 
 
-async def test_any_exception_of_a_transport_becomes_one_of_ours():
+async def test_any_exception_of_a_transport_becomes_one_of_this_package():
     async def handler(request: httpx.Request) -> httpx.Response:
         raise RuntimeError("a bug with member-canary in it")
 

@@ -33,7 +33,7 @@ def test_of_two_closings_of_one_thing_the_later_counts(what):
         assert not closings.since(later + 1).surveys
 
 
-async def test_of_several_waves_those_that_look_different_are_told():
+async def test_of_several_waves_those_that_look_different_are_reported():
     closings = Closings()
     shown = await shown_of(closings, of_two(70, 1, wave=1), of_two(70, 2, wave=2), of_two(80, 3))
     closings.close((70, 1), 1)

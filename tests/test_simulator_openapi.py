@@ -212,7 +212,7 @@ def test_its_examples_fit_their_schemas():
 # --- What the client sends
 
 
-def test_the_operations_are_those_the_client_asks_for():
+def test_the_operations_are_those_the_client_requests():
     made = {endpoint: operation_of(call) for endpoint, call in CALLS.items()}
     assert set(made) == set(OPERATION_IDS) == set(get_args(Endpoint))
     assert set(made.values()) == set(OPERATIONS)

@@ -68,7 +68,7 @@ async def test_every_invite_ends_in_a_completion_or_a_terminate(tmp_path):
             assert fact.notification.revenue == Decimal(str(prices[fact.notification.survey_id]))
 
 
-async def test_a_quota_that_closes_or_opens_is_told_and_a_survey_without_quotas(tmp_path):
+async def test_a_quota_that_closes_or_opens_is_reported_and_a_survey_without_quotas(tmp_path):
     sim = Simulator(seed=5, surveys=3, notifying=Notifying())
     survey = sim.inventory.surveys[0]
     quota_ids = [quota.quota_id for quota in survey.quotas]
@@ -183,7 +183,7 @@ async def test_what_was_not_taken_is_sent_again(tmp_path):
         assert quota_id in [fact.notification.quota_id for fact in await facts_of(inbox, QuotaStatus)]
 
 
-async def test_a_simulator_tells_nothing_unless_asked(tmp_path):
+async def test_a_simulator_reports_nothing_unless_asked(tmp_path):
     sim = Simulator(surveys=3)
     await invite_all(sim)
     sim.close_quota(sim.inventory.surveys[0].quotas[0].quota_id)

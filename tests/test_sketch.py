@@ -113,7 +113,7 @@ def test_after_a_pause_of_ten_minutes_nothing_older_counts(later):
     assert counted((9.0, 0.0), (0.5, later), at=later + 450.0) == (1, 0.5)
 
 
-def test_extremes_count_as_the_shortest_and_the_longest_that_are_told_apart():
+def test_extremes_count_as_the_shortest_and_the_longest_that_are_distinguished():
     short, long = of([1e-6, 1e-6, 1.0]).percentiles(0.0), of([2000.0, 5000.0]).percentiles(0.0)
     assert short is not None
     assert long is not None

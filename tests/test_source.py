@@ -383,7 +383,7 @@ async def test_an_async_input_that_ends_has_no_more(remaining):
     assert await source.draw() is None
 
 
-async def test_an_item_that_is_no_request_is_told_in_full():
+async def test_an_item_that_is_no_request_is_described_in_full():
     with pytest.raises(InvalidRequestError) as caught:
         await FanOutSource(["m"], size=9).draw()
     assert str(caught.value) == (

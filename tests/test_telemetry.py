@@ -320,7 +320,7 @@ def test_without_opentelemetry_the_message_names_the_extra(monkeypatch):
         doubles.client(doubles.Service([]), telemetry=True)
 
 
-def test_opentelemetry_is_imported_only_when_it_is_asked_for():
+def test_opentelemetry_is_imported_only_when_it_is_requested():
     code = (
         "import sys, sampling_async\n"
         f"panel, key = {doubles.PANEL!r}, {doubles.KEY!r}\n"

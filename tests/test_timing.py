@@ -108,7 +108,7 @@ async def test_a_refusal_of_load_is_a_hold():
 
 
 @pytest.mark.parametrize("gone", [httpx.Response(429, headers={"Retry-After": "20"}), httpx.ConnectError("no")])
-async def test_a_hold_is_told_by_a_bulk_whose_last_request_was_formed_after_it(gone):
+async def test_a_hold_is_reported_by_a_bulk_whose_last_request_was_formed_after_it(gone):
     time = doubles.FakeTime()
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -127,7 +127,7 @@ async def test_a_hold_is_told_by_a_bulk_whose_last_request_was_formed_after_it(g
     assert timing.permit + timing.first_byte == pytest.approx(time.now - timing.hold, abs=2)
 
 
-async def test_waiting_for_a_permit_is_told():
+async def test_waiting_for_a_permit_is_reported():
     time = doubles.FakeTime()
     async with doubles.client(slow(time, []), time, max_concurrency=1) as client:
         found: list[Timing | None] = []
@@ -205,7 +205,7 @@ async def test_failed_outcomes_explain_their_time():
     assert outcome.error.timing.attempts == outcome.error.attempts
 
 
-async def test_the_wait_for_a_journal_is_told(tmp_path):
+async def test_the_wait_for_a_journal_is_reported(tmp_path):
     simulator = Simulator(seed=3, surveys=4, members=20)
     reports = []
     async with simulator.client(on_outcome=reports.append) as client:

@@ -123,7 +123,7 @@ def test_on_a_narrow_terminal_columns_are_left_out_and_no_unit_is_cut(state):
     assert "narrow: answered, p90, longest" in text
 
 
-def test_a_process_that_stands_still_at_the_first_look_is_told_apart(monkeypatch, path, state):
+def test_a_process_that_stands_still_at_the_first_look_is_distinguished(monkeypatch, path, state):
     def looked(_: object) -> object:
         raise TimeoutError
 
@@ -206,12 +206,12 @@ def test_a_budget_without_an_end_is_unlimited(state, tokens):
     assert "unlimited" in shown({**state, "retry_tokens": tokens})
 
 
-def test_no_rate_is_told_against_a_client_without_known_connections(state):
+def test_no_rate_is_reported_against_a_client_without_known_connections(state):
     wires = dict.fromkeys(("open", "idle", "opened", "reused", "bytes_sent", "bytes_received"), 1)
     assert "- sent, - received" in shown({**state, "connections": wires}, state)
 
 
-def test_no_rate_is_told_against_another_process_or_a_count_that_fell(state):
+def test_no_rate_is_reported_against_another_process_or_a_count_that_fell(state):
     assert "3, 2" in shown({**state, "attempts": 3}, {**state, "attempts": 1})
     for before in ({**state, "attempts": 900}, {**state, "attempts": 1, "pid": state["pid"] + 1}):
         assert "3, -" in shown({**state, "attempts": 3}, before)

@@ -127,7 +127,7 @@ async def test_a_survey_closes_beside_another_one_that_lacks_a_value(lacks):
 
 @pytest.mark.parametrize("when", ["before", "while polling", "after"])
 @pytest.mark.parametrize("lacks", [(200, 1), (None, None)])
-async def test_what_was_told_to_be_closed_stays_closed_in_a_survey_that_lacks_a_value(when, lacks):
+async def test_what_was_said_to_be_closed_stays_closed_in_a_survey_that_lacks_a_value(when, lacks):
     clock, service = HandClock(), FakeService(inventory(1, 2, 3))
     async with watch_of(service, clock) as watch:
         await watch.ready()
@@ -511,7 +511,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_alone():
         assert service.polls <= 3
 
 
-async def test_a_poll_can_be_asked_for_without_a_hurry():
+async def test_a_poll_can_be_requested_without_a_hurry():
     clock, service = HandClock(), FakeService(inventory(1))
     async with watch_of(service, clock) as watch:
         await watch.ready()
@@ -822,7 +822,7 @@ async def test_a_cache_that_is_too_old_is_ignored(tmp_path):
         assert ids_of(watch.quotas) == [7]
 
 
-async def test_a_cache_that_cannot_be_read_or_written_is_told(tmp_path, caplog, monkeypatch):
+async def test_a_cache_that_cannot_be_read_or_written_is_reported(tmp_path, caplog, monkeypatch):
     clock, service = HandClock(), FakeService(inventory(7))
     async with watch_of(service, clock, cache=cache_at(tmp_path)) as watch:  # a folder
         await watch.ready()
@@ -971,7 +971,7 @@ async def test_of_twenty_quotas_or_more_less_than_a_tenth_is_held_back(before, a
         assert watch.held_back is is_held_back
 
 
-async def test_news_after_the_beginning_of_the_latest_poll_ask_for_another_one():
+async def test_changes_after_the_beginning_of_the_latest_poll_ask_for_another_one():
     clock, service = HandClock(), FakeService(inventory(1))
     async with watch_of(service, clock) as watch:
         await watch.ready()

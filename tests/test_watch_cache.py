@@ -23,7 +23,7 @@ def saved(path: Path, *quota_ids: int) -> CacheFile:
     return cache
 
 
-def test_it_gives_back_what_was_saved_and_when_it_was_read(tmp_path):
+def test_it_returns_what_was_saved_and_when_it_was_read(tmp_path):
     assert saved(tmp_path / "cache", 1, 2, 3).load(NOW + 5) == (inventory(1, 2, 3), NOW)
     assert CacheFile(str(tmp_path / "cache"), "me", 1000).load(NOW) == (inventory(1, 2, 3), NOW)
 
@@ -165,7 +165,7 @@ def test_an_empty_file_is_none(tmp_path, caplog):
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links")
-def test_links_in_a_circle_are_told_and_harm_nothing(tmp_path, caplog):
+def test_links_in_a_circle_are_reported_and_harm_nothing(tmp_path, caplog):
     (tmp_path / "cache").symlink_to(tmp_path / "other")
     (tmp_path / "other").symlink_to(tmp_path / "cache")
     assert saved(tmp_path / "cache", 1).load(NOW) is None

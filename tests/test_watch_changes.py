@@ -134,7 +134,7 @@ async def test_unread_changes_are_merged():
                 assert found == []  # 3, 5, 3
 
 
-async def test_a_closing_is_told_at_once():
+async def test_a_closing_is_reported_at_once():
     clock, service = HandClock(), FakeService(inventory(1, 2))
     async with watch_of(service, clock) as watch, watch.changes() as changes:
         await watch.ready()
@@ -153,7 +153,7 @@ async def test_a_closing_is_told_at_once():
         assert [short(each) for each in await read_all(changes)] == [("survey_closed", 100)]
 
 
-async def test_what_changes_between_two_reads_of_one_survey_is_told_as_it_is_now():
+async def test_what_changes_between_two_reads_of_one_survey_is_reported_as_it_is_now():
     board = Board()
     two = survey(quota(quota_id=1), quota(quota_id=2), quota(quota_id=3), survey_id=3)
     board.view = {(3, 1): two}
@@ -402,7 +402,7 @@ async def one_or_synced(changes: QuotaChanges) -> Change:
         changes._board.is_over = False
 
 
-async def test_a_survey_that_comes_and_goes_before_it_is_due_is_no_news():
+async def test_a_survey_that_comes_and_goes_before_it_is_due_changes_nothing():
     board = Board()
     board.view = {}
     async with QuotaChanges(board) as changes:
@@ -423,7 +423,7 @@ async def test_a_survey_that_became_another_object_is_still_known():
         assert [short(each)[0] for each in await read_all(changes)] == ["price"]
 
 
-async def test_a_survey_that_goes_while_it_is_read_is_told_as_closed_and_forgotten():
+async def test_a_survey_that_goes_while_it_is_read_is_reported_as_closed_and_forgotten():
     board = Board()
     board.view = {(3, 1): survey(quota(quota_id=1), survey_id=3)}
     async with QuotaChanges(board) as changes:
@@ -437,7 +437,7 @@ async def test_a_survey_that_goes_while_it_is_read_is_told_as_closed_and_forgott
         changes._knows((3, 1), None)  # it is forgotten already
 
 
-async def test_a_reader_that_was_left_is_told_no_more_and_misuse_is_told_in_full():
+async def test_a_reader_that_was_left_gets_no_more_and_misuse_is_described_in_full():
     board = Board()
     board.view = {}
     changes = QuotaChanges(board)
@@ -453,7 +453,7 @@ async def test_a_reader_that_was_left_is_told_no_more_and_misuse_is_told_in_full
         await anext(changes)
 
 
-def test_what_opens_and_closes_is_told_with_its_survey_its_wave_and_the_whole_of_it():
+def test_what_opens_and_closes_is_reported_with_its_survey_its_wave_and_the_whole_of_it():
     one_quota = survey(quota(quota_id=1), survey_id=3, wave_id=7)
     opened = differences((3, 7), None, one_quota)
     closed = differences((3, 7), one_quota, None)

@@ -104,7 +104,7 @@ def asking(tmp_path, monkeypatch):
 
 
 @needs("dask", "distributed")
-def test_invites_asked_for_by_two_processes_keep_one_limit(asking):
+def test_invites_requested_by_two_processes_keep_one_limit(asking):
     with cluster_of_two():
         variables = ran("dask_invites", ("LIMIT = 64", "LIMIT = 6"))
         again = ran("dask_invites")
@@ -117,7 +117,7 @@ def test_invites_asked_for_by_two_processes_keep_one_limit(asking):
 
 
 @needs("dask", "distributed")
-def test_no_pair_is_asked_for_twice_if_a_worker_is_killed(asking):
+def test_no_pair_is_requested_twice_if_a_worker_is_killed(asking):
     with cluster_of_two() as client:
         pid = next(iter(client.run(os.getpid).values()))
 

@@ -133,7 +133,7 @@ def test_a_killed_worker_loses_nothing(night):
     assert len(night.rows("SELECT id FROM runs")) == PARTS + 1  # the part that was lost had two
 
 
-def test_a_part_that_is_still_asked_for_by_a_lost_worker_is_tried_again(night):
+def test_a_part_that_a_lost_worker_still_has_is_tried_again(night):
     night.folder.mkdir()
     (night.folder / "part-2.ledger").touch()
     with cluster_of_two(), ThreadPoolExecutor(1) as threads:

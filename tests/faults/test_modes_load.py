@@ -100,7 +100,7 @@ def test_several_clients_that_know_nothing_of_each_other_share_a_rate_limit(back
 @BACKENDS
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("share", [0.02, 0.05])
-def test_a_refusal_by_chance_costs_the_second_that_it_asks_for_and_little_more(backend, share, seed):
+def test_a_refusal_by_chance_costs_the_second_that_it_requests_and_little_more(backend, share, seed):
     """Of 50 requests one is refused: they take 0.31 s, and the hold takes one."""
     accepted, given_up = accepted_a_second(backend, seed, share=share, retry_after=1)
     assert accepted >= 0.8 * (1 - share) / (1 / FREE + share)

@@ -20,7 +20,7 @@ def checks(environment, monkeypatch):
 
 
 @pytest.mark.parametrize(("underscores", "verdict"), [("on", "ok"), ("off", "warn")])
-def test_nginx_drops_the_header_unless_it_is_told_not_to(underscores, verdict, monkeypatch):
+def test_nginx_drops_the_header_unless_it_is_asked_not_to(underscores, verdict, monkeypatch):
     simulator = Simulator(seed=3)
     with simulator.serve() as backend, real_proxies.nginx(backend, underscores=underscores) as base_url:
         found = checks(broken_services.environment(simulator, base_url), monkeypatch)
@@ -37,7 +37,7 @@ def test_an_nginx_that_admits_other_addresses_only_is_not_taken_for_a_wrong_key(
 
 
 @pytest.mark.parametrize("proxy", [real_proxies.squid, real_proxies.tinyproxy])
-def test_a_proxy_with_a_wrong_password_is_told_from_one_that_works(proxy, tmp_path, monkeypatch):
+def test_a_proxy_with_a_wrong_password_is_distinguished_from_one_that_works(proxy, tmp_path, monkeypatch):
     authority, simulator = trustme.CA(), Simulator(seed=3)
     authority.cert_pem.write_to_path(f"{tmp_path}/authority.pem")
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(f"{tmp_path}/server.pem")
