@@ -38,7 +38,7 @@ counts = reduced(Counts())
 sample = reduced(Sample(100))
 
 
-# Quotas for each member, chosen together: one step learns the prices, the next one makes candidates.
+# Quotas for each member, chosen together: one step finds the prices, the next one makes candidates.
 def parts_of(matcher):
     return pa.concat_tables(dask.compute(*(matched(matcher, file) for file in files)))
 

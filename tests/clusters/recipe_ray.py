@@ -59,7 +59,7 @@ def parts_of(matcher):
     return pa.concat_tables(ray.get(parts.to_arrow_refs()))
 
 
-# Quotas for each member, chosen together: one step learns the prices, the next one makes candidates. Parts come
+# Quotas for each member, chosen together: one step finds the prices, the next one makes candidates. Parts come
 # in any order, so the members are put into one.
 matcher = PanelMatcher(index, Allocate(5))
 learned = matcher.learned(parts_of(matcher.learning()))

@@ -38,7 +38,7 @@ drawn = matched(PanelMatcher(index, Sample(100))).withColumn("place", F.row_numb
 drawn.where("place <= 100").drop("place").write.parquet("sample")
 
 
-# Quotas for each member, chosen together: one step learns the prices, the next one makes candidates. Parts come
+# Quotas for each member, chosen together: one step finds the prices, the next one makes candidates. Parts come
 # in any order, so the members are put into one.
 def parts_of(matcher):
     shared = spark.sparkContext.broadcast(matcher)
