@@ -185,19 +185,17 @@ def _replace(new: Path, old: Path) -> None:
 
 def _table_rows(ledger: CampaignLedger, query: str, schema: Any) -> Iterator[Any]:
     for rows in ledger.read_on(query):
-        columns = [
-            pa.array([_value(value, field.type) for value in column], field.type)
-            for column, field in zip(zip(*rows, strict=True), schema, strict=True)
-        ]
-        yield pa.record_batch(columns, schema=schema)
+        columns = zip(zip(*rows, strict=True), schema, strict=True)
+        yield pa.record_batch([_column(values, field.type) for values, field in columns], schema=schema)
 
 
-def _value(value: Any, kind: Any) -> Any:
-    if value is None:
-        return None
+def _column(values: Sequence[Any], kind: Any) -> Any:
+    # Only what SQLite has no type for is converted: a call for each cell took a fifth of the time of all files.
     if pa.types.is_timestamp(kind):
-        return datetime.fromtimestamp(value, UTC)
-    return bool(value) if pa.types.is_boolean(kind) else value
+        values = [None if value is None else datetime.fromtimestamp(value, UTC) for value in values]
+    elif pa.types.is_boolean(kind):
+        values = [None if value is None else bool(value) for value in values]
+    return pa.array(values, kind)
 
 
 def _write_invites(
