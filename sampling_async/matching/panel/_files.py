@@ -180,8 +180,9 @@ def read_errors(panel: str) -> Generator[None]:
 
 
 def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    # Here, because it loads all file systems of pyarrow, and matching needs none.
-    file = import_module("pyarrow.parquet").ParquetFile(path)
+    # Here, because it loads all file systems of pyarrow, and matching needs none. Without `pre_buffer=False`,
+    # pyarrow reads ahead, and keeps what it has read until the end of the file.
+    file = import_module("pyarrow.parquet").ParquetFile(path, pre_buffer=False)
     names = file.schema_arrow.names
     _check_names(path, names, renamed)
     kept = [name for name in names if renamed.get(name, name) in wanted]

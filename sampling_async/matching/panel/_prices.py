@@ -87,7 +87,7 @@ def limits(batch: Any, per_member: int, first: int) -> Any:
 
 def weights(batch: Any, name: str | None, first: int) -> Any:
     if name is None:
-        return pa.array(np.ones(len(batch)))
+        return arrow(np.ones(len(batch)))
     if name not in batch.schema.names:
         raise InvalidRequestError(f"the panel has no column {name!r}, which Allocate(weight=...) names")
     try:
