@@ -389,7 +389,7 @@ class _Allocation:
         by_chance = chances(hashes[member], self._quota_ids[quota].astype(np.uint64))
         gains = value * (1 + SPREAD * by_chance) - self._market.prices[quota]
         order = best_first(member, gains)
-        member, quota, is_certain, gains = (each[order] for each in (member, quota, is_certain, gains))
+        member, quota, is_certain, gains = member[order], quota[order], is_certain[order], gains[order]
         numbers = numbered(member, self._market.surveys[quota])
         taken = self._given(member, quota, numbers, gains, most.to_numpy().copy())
         # Certain before possible, each by what it brings.
@@ -444,9 +444,7 @@ class _Allocation:
         return np.concatenate(given) if given else np.zeros(0, dtype=np.intp)
 
 
-def _of_others(
-    pairs: NDArray[np.intp], numbers: NDArray[np.intp], taken: NDArray[np.intp]
-) -> NDArray[np.intp]:
+def _of_others(pairs: NDArray[np.intp], numbers: NDArray[np.intp], taken: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return the pairs whose numbers are not those of pairs that are taken."""
     is_taken = np.zeros(numbers.max(initial=-1) + 1, dtype=bool)
     is_taken[numbers[taken]] = True

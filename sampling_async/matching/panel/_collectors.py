@@ -120,7 +120,8 @@ def first_of_each(pairs: NDArray[np.intp], numbers: NDArray[np.intp]) -> NDArray
     first = np.empty(numbers.max(initial=-1) + 1, dtype=np.intp)
     # Of several values for a place, the last one stays: begin at the end.
     first[numbers[pairs[::-1]]] = pairs[::-1]
-    return pairs[first[numbers[pairs]] == pairs]
+    is_first: NDArray[np.bool_] = first[numbers[pairs]] == pairs
+    return pairs[is_first]
 
 
 def known_rows(table: Any, source: CompactInventory) -> tuple[Any, NDArray[np.intp]]:

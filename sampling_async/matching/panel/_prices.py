@@ -378,9 +378,9 @@ class _Demand:
         surveys = self._market.surveys
         if not members:
             return np.zeros(len(surveys), dtype=np.int64), np.zeros_like(self._market.survey_rooms)
-        quota, member, gains = map(np.concatenate, (quotas, members, gained))
+        member, gains = np.concatenate(members), np.concatenate(gained)
         order = best_first(member, gains)
-        quota, member, gains = quota[order], member[order], gains[order]
+        member, gains, quota = member[order], gains[order], np.concatenate(quotas)[order]
         best, _ = best_of_each(member, numbered(member, surveys[quota]), gains, self._most)
         taken = quota[best]
         return (
