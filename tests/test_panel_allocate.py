@@ -368,6 +368,15 @@ def test_many_quotas_do_not_all_get_the_same_candidates():
     assert sum(counts_of(rows).values()) > 300
 
 
+def test_pairs_that_gain_the_same_keep_the_order_of_their_ranks():
+    """A weight of 0 makes all quotas of a member worth nothing."""
+    index = QuotaIndex([survey(quota(quota_id=id_), survey_id=10 * id_) for id_ in range(1, 40)])
+    panel = people(200, 200).append_column("w", pa.array([0.0, 1.0] * 200))
+    output = Allocate(1, weight="w", reserves=39, room=dict.fromkeys(range(1, 40), 400))
+    best = [row["quota_ids"][:8] for row in allocated(index, panel, TopK(39))]  # the candidates of a member
+    assert [row["reserves"] for row in allocated(index, panel, output)][::2] == best[::2]
+
+
 def test_reserves_are_the_next_best_quotas_of_other_surveys():
     index, panel = generated_panel()
     allocate = Allocate(2, reserves=3)

@@ -1,6 +1,6 @@
 """Measure the cost of matching, and write a page about it.
 
-    python benchmarks/matching [--only members|panel] [--body FILE] [--output DIR]
+    python benchmarks/matching [--only members|panel|planning] [--body FILE] [--output DIR]
 
 `--body` also measures your own inventory: a file with the body of a Get Quotas response. The script writes
 `matching.md` and `matching.json`. The exit code is 1 if a goal was missed.
@@ -32,6 +32,7 @@ from matching import of_hard  # noqa: E402
 from matching.by_hand import CERTAIN, POSSIBLE, ByHand  # noqa: E402
 from matching.inventories import inventory, members  # noqa: E402
 from matching.of_panel import of_panel  # noqa: E402
+from matching.of_planning import of_planning  # noqa: E402
 from sampling_async import Quotas, from_json, to_json  # noqa: E402
 from sampling_async._json.fast import KnownSurveys  # noqa: E402
 from sampling_async._json.inventory import Inventory  # noqa: E402
@@ -72,21 +73,24 @@ Where it says wall time, it is that."""
 def main() -> int:
     """Measure, print the rows and write the page. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("members", "panel"), help="one half of it; writes nothing")
+    parser.add_argument("--only", choices=("members", "panel", "planning"), help="a part of it; writes nothing")
+    parser.add_argument("--members", type=int, default=300_000, help="members of the campaign that is planned")
     parser.add_argument("--body", type=Path, help="a body of Get Quotas to measure too")
     parser.add_argument("--output", type=Path, default=HERE.parent / "results", help="benchmarks/results")
     options = parser.parse_args()
     started = time.perf_counter()
     rows: list[Row] = []
-    if options.only != "panel":
+    if options.only in {None, "members"}:
         for measure in (of_many, of_few):
             rows += told(measure())
         rows += told(of_hard.of_members())
         if options.body:
             rows += told(of_body(options.body.read_bytes()))
-    if options.only != "members":
+    if options.only in {None, "panel"}:
         rows += told(of_panel())
         rows += told(of_hard.of_panel())
+    if options.only in {None, "planning"}:
+        rows += told(of_planning(options.members))
     if options.only:
         return 1 if any(row.met is False for row in rows) else 0
     run = Run("long", seed=1)

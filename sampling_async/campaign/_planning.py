@@ -10,6 +10,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import numpy as np
 from attrs import evolve, field, frozen
 
 from sampling_async._contract.checks import number_from_0
@@ -19,7 +20,8 @@ from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.campaign._lessons import Lesson, Rule, rule_for
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
-from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._arrow import arrow, pa
+from sampling_async.matching.panel._collectors import places_within
 from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel._prices import INVITES_LEFT
 
@@ -150,40 +152,42 @@ class Planner:
         terms = matcher.terms()
         quotas = list(self._quotas(terms.rooms, terms.values))
         planning.add_quotas(quotas)
-        members, certain, by_quota = 0, 0, Counter[int]()
-        value = invites = 0.0
-        worth = {quota.id: quota.value for quota in quotas}
-        matched = requests = 0
+        members = matched = requests = 0
+        by_quota, sure = Counter[int](), Counter[int]()  # the pairs of each quota, and those that are certain
         for batch in batches:
-            rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-            planning.check([row[0] for row in rows], members, source.name)
-            members += len(rows)
-            some = [row for row in rows if row[1]]
-            planning.add_members(some)
+            codes = batch.column(0).to_pylist()
+            planning.check(codes, members, source.name)
+            members += len(codes)
+            counts = np.diff(batch.column(1).offsets.to_numpy())
+            some = np.flatnonzero(counts)
+            counts = counts[some]
             matched += len(some)
-            for _, quota_ids, sure, _ in some:
-                by_quota.update(quota_ids)
-                certain += sure
-                requests += -(-len(quota_ids) // _REQUEST)
-                for rank, quota_id in enumerate(quota_ids):
-                    chance = 1.0 if rank < sure else self.allocate.possible
-                    invites += chance
-                    value += chance * worth[quota_id]
+            requests += int((-(-counts // _REQUEST)).sum())
+            quota_ids = batch.column(1).flatten().to_numpy()
+            ranks = places_within(np.repeat(some, counts))
+            is_certain = ranks < np.repeat(batch.column(2).to_numpy()[some], counts)
+            by_quota.update(quota_ids.tolist())
+            sure.update(quota_ids[is_certain].tolist())
+            reserves = batch.column(3).take(arrow(some)).to_pylist()
+            numbers = planning.add_members([codes[at] for at in some.tolist()], reserves)
+            planning.add_pairs(np.repeat(numbers, counts), quota_ids, ranks, is_certain)
         if not members:
             raise InvalidRequestError(f"{source.name} has no members")
         currencies = {quota.currency for quota in quotas if by_quota[quota.id]}
+        chance = self.allocate.possible
+        expected = {id_: sure[id_] + chance * (number - sure[id_]) for id_, number in by_quota.items()}
         planning.note(
             planned_at=now,
             members=members,
             matched=matched,
             pairs=by_quota.total(),
-            certain=certain,
+            certain=sure.total(),
             requests_planned=requests,
             quotas=len(+by_quota),
             room=sum(quota.room for quota in quotas),
-            invites=round(invites),
+            invites=round(sum(expected.values())),
             invited_before=planning.invited(),
-            value=value,
+            value=sum(quota.value * expected.get(quota.id, 0.0) for quota in quotas),
             currency="" if len(currencies) != 1 else currencies.pop(),
             warnings="\n".join(self._warnings(source, matcher)),
         )

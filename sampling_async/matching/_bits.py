@@ -6,8 +6,9 @@ The set {0, 3} is 0b1001. With some thousand bits, a big integer is the fastest 
 from __future__ import annotations
 
 from functools import reduce
+from itertools import chain
 from operator import getitem, or_
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,40 +27,41 @@ def of_places(places: Iterable[int]) -> int:
     return int.from_bytes(bits, "little")
 
 
-class Unions:
-    """A sequence of sets with cached unions, for many unions of some of them.
+_CHUNK: Final = 64
+_FOUR: Final = 4
 
-    The sets are in groups of eight. The union of any selection in a group is made once and then looked up, so
-    that one union takes an eighth of the operations. At about `most_bytes`, the cache is cleared.
+
+class Unions:
+    """Sets of places, for many unions of some of them.
+
+    The sets are in groups of four, whose 16 unions are all made before. Sixteen groups are a chunk, whose unions
+    count from its lowest place on. So if sets near each other have places near each other, unions are short.
     """
 
-    def __init__(self, sets: Sequence[int], most_bytes: int) -> None:
-        self._groups = [_UnionCache(sets[start : start + 8]) for start in range(0, len(sets), 8)]
-        self._most = most_bytes
-        self._size = max((each.bit_length() for each in sets), default=0) // 8 + 100
+    def __init__(self, sets: Sequence[Sequence[int]]) -> None:
+        self._chunks: list[tuple[int, list[dict[str, int]]]] = []
+        for start in range(0, len(sets), _CHUNK):
+            some = sets[start : start + _CHUNK]
+            first = min(chain.from_iterable(some), default=0)
+            groups: list[dict[str, int]] = []
+            for at in range(0, _CHUNK, _FOUR):
+                unions = [0]
+                for places in some[at : at + _FOUR]:
+                    added = of_places(place - first for place in places)
+                    unions += [union | added for union in unions]
+                groups.append(dict(zip("0123456789abcdef", unions, strict=False)))
+            self._chunks.append((first, groups))
 
-    def of(self, places: int) -> int:
-        groups = self._groups
-        # Byte `g` of `places` says which sets of group `g` are chosen, and is the key of the cached union. With
-        # 16 sets, places {1, 8, 9} are the bytes 0b00000010 and 0b00000011: two lookups, united.
-        united = reduce(or_, map(getitem, groups, places.to_bytes(len(groups), "little")), 0)
-        if self._size * sum(map(len, groups)) > self._most:
-            for group in groups:
-                group.clear()
-        return united
-
-
-class _UnionCache(dict[int, int]):
-    """The cached unions of up to eight sets; the key has bit `n` set if set `n` is chosen."""
-
-    __slots__ = ("_sets",)
-
-    def __init__(self, sets: Sequence[int]) -> None:
-        super().__init__()
-        self._sets = sets
-
-    def __missing__(self, chosen: int) -> int:
-        united = self[chosen] = all_of(each for at, each in enumerate(self._sets) if chosen >> at & 1)
+    def of(self, chosen: int) -> int:
+        """Return the union of the chosen sets: of set `n` if bit `n` is 1."""
+        # Hexadecimal digit `g`, from the lowest on, says which sets of group `g` are chosen, and is the key of
+        # their union. For sets {1, 4, 5} it is 0x32: "2" in group 0 and "3" in group 1.
+        digits = f"{chosen:0{len(self._chunks) * _CHUNK // _FOUR}x}"[::-1]
+        united = start = 0
+        for first, groups in self._chunks:
+            end = start + len(groups)
+            united |= reduce(or_, map(getitem, groups, digits[start:end])) << first
+            start = end
         return united
 
 

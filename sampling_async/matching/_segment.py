@@ -95,9 +95,6 @@ _REMEMBERED_BYTES: Final = 2**25
 _REMEMBERED_SIZE: Final = 64
 """The most answer IDs, or letters, of an answer that is cached; longer answers hardly occur twice."""
 
-_UNIONS_BYTES: Final = 2**25
-"""The largest size of the cache of unions of quotas by crossed layers; then it is cleared and filled again."""
-
 
 class _Plane(NamedTuple):
     """The sub-quotas at one position of all crossed layers that have so many."""
@@ -118,10 +115,11 @@ class _CrossedLayers:
     """
 
     def __init__(self, layers: Sequence[tuple[LayerShape, list[int]]]) -> None:
-        ordered = sorted(layers, key=lambda each: -len(each[0].sub_quotas))
+        # With an equal number, in the order of their first quotas, as `Unions` needs it.
+        ordered = sorted(layers, key=lambda each: (-len(each[0].sub_quotas), each[1][0]))
         self.places: list[int] = []
         self._planes: list[_Plane] = []
-        self._quotas = Unions([of_places(quotas) for _, quotas in ordered], _UNIONS_BYTES)
+        self._quotas = Unions([quotas for _, quotas in ordered])
         self._all = (1 << len(ordered)) - 1
         for position in range(len(ordered[0][0].sub_quotas) if ordered else 0):
             having = [shape.sub_quotas[position] for shape, _ in ordered if len(shape.sub_quotas) > position]

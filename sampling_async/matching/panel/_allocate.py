@@ -11,7 +11,15 @@ from attrs import evolve, field, frozen
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, whole_from_1, whole_number
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import Places, places_within, split
+from sampling_async.matching.panel._collectors import (
+    Places,
+    best_first,
+    by_member,
+    first_of_each,
+    numbered,
+    places_within,
+    split,
+)
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import packed
 from sampling_async.matching.panel._market import Rates, Value, market_of
@@ -277,14 +285,14 @@ class _Collecting:
 
     def add(self, kernel: Kernel, members: slice) -> Any:
         count = members.stop - members.start
-        by_member = self._hashes[members, None].view(np.uint8)
-        bits = np.unpackbits(by_member, axis=1, bitorder="little").T
+        bytes_ = self._hashes[members, None].view(np.uint8)
+        bits = np.unpackbits(bytes_, axis=1, bitorder="little").T
         self._masks = packed(np.ascontiguousarray(bits).view(bool))
         planes = self._best(kernel, count)
         # A stable sort keeps the order of each member: the certain ones, then the possible ones, best first.
         quota = np.concatenate([quota for quota, _ in planes])
         member = np.concatenate([member for _, member in planes])
-        quota = quota[np.argsort(member.astype(np.uint32), kind="stable")]
+        quota = quota[by_member(member)]
         ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=count))]).astype(np.int32)
         certain = np.bincount(planes[0][1], minlength=count).astype(np.int32)
         some = self._batch.slice(members.start, count)
@@ -301,7 +309,7 @@ class _Collecting:
         self._collect(kernel, found, had, most, self._thin)
         # A member with too few candidates may take any quota that fits.
         self._collect(kernel, found, np.where(had.sum(axis=0) < n, had, most), most, None)
-        return [_by_member(pairs, most) for pairs in found]
+        return [_best_of(pairs, most) for pairs in found]
 
     def _collect(
         self,
@@ -351,11 +359,11 @@ def _in_groups(batches: Iterable[Any]) -> Iterator[Any]:
         yield pa.concat_batches(waiting)
 
 
-def _by_member(found: list[Pairs], most: int) -> Pairs:
+def _best_of(found: list[Pairs], most: int) -> Pairs:
     if not found:
         return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
     quota, member = (np.concatenate(each) for each in zip(*found, strict=True))
-    order = np.argsort(member.astype(np.uint32), kind="stable")
+    order = by_member(member)
     order = order[places_within(member[order]) < most]
     return quota[order], member[order]
 
@@ -380,13 +388,16 @@ class _Allocation:
         hashes = chance.to_numpy().view(np.uint64)
         by_chance = chances(hashes[member], self._quota_ids[quota].astype(np.uint64))
         gains = value * (1 + SPREAD * by_chance) - self._market.prices[quota]
-        taken = self._given(member, quota, gains, most.to_numpy().copy())
+        order = best_first(member, gains)
+        member, quota, is_certain, gains = member[order], quota[order], is_certain[order], gains[order]
+        numbers = numbered(member, self._market.surveys[quota])
+        taken = self._given(member, quota, numbers, gains, most.to_numpy().copy())
         # Certain before possible, each by what it brings.
         taken = taken[np.lexsort((-gains[taken], ~is_certain[taken], member[taken]))]
         sure = np.bincount(member[taken][is_certain[taken]], minlength=len(batch))
         columns = [codes, self._lists(member[taken], quota[taken], len(batch)), arrow(sure.astype(np.int32))]
         if self._output.reserves:
-            left = self._left(member, quota, gains, taken)
+            left = self._left(member, numbers, taken)
             columns.append(self._lists(member[left], quota[left], len(batch)))
         return pa.record_batch(columns, schema=self._output.schema)
 
@@ -395,18 +406,10 @@ class _Allocation:
         return pa.ListArray.from_arrays(arrow(ends.astype(np.int32)), arrow(self._quota_ids[quota]))
 
     def _left(
-        self,
-        member: NDArray[np.intp],
-        quota: NDArray[np.intp],
-        gains: NDArray[np.float64],
-        taken: NDArray[np.intp],
+        self, member: NDArray[np.intp], numbers: NDArray[np.intp], taken: NDArray[np.intp]
     ) -> NDArray[np.intp]:
         """Return the next best pairs of each member, member by member, of surveys without a pair so far."""
-        of_survey = member * np.int64(len(self._survey_rooms)) + self._market.surveys[quota]
-        left = np.flatnonzero(~np.isin(of_survey, of_survey[taken]))
-        left = left[np.lexsort((-gains[left], member[left]))]
-        _, first = np.unique(of_survey[left], return_index=True)
-        left = left[np.sort(first)]
+        left = first_of_each(_of_others(np.arange(len(member)), numbers, taken), numbers)
         kept: NDArray[np.intp] = left[places_within(member[left]) < self._output.reserves]
         return kept
 
@@ -414,34 +417,41 @@ class _Allocation:
         self,
         member: NDArray[np.intp],
         quota: NDArray[np.intp],
+        numbers: NDArray[np.intp],
         gains: NDArray[np.float64],
         left: NDArray[np.int64],
     ) -> NDArray[np.intp]:
         """Return the pairs that are taken, and count down the rooms."""
         surveys = self._market.surveys[quota]
-        of_survey = member * np.int64(len(self._survey_rooms)) + surveys
         given: list[NDArray[np.intp]] = []
         alive = np.arange(len(member))
         while len(alive):
             has_room = (self._rooms[quota[alive]] > 0) & (self._survey_rooms[surveys[alive]] > 0)
             alive = alive[has_room & (left[member[alive]] > 0)]
-            best, others = best_of_each(member[alive], surveys[alive], gains[alive], left)
+            best, others = best_of_each(member[alive], numbers[alive], gains[alive], left)
             wanted = alive[best]
             # Where more members want a quota than there is room, those come first who would lose most.
             wanted = wanted[np.argsort(others[member[wanted]] - gains[wanted], kind="stable")]
-            taken = _first_of_each(wanted, quota[wanted], self._rooms)
-            taken = _first_of_each(taken, surveys[taken], self._survey_rooms)
+            taken = _first_with_room(wanted, quota[wanted], self._rooms)
+            taken = _first_with_room(taken, surveys[taken], self._survey_rooms)
             given.append(taken)
             self._rooms -= np.bincount(quota[taken], minlength=len(self._rooms))
             self._survey_rooms -= np.bincount(surveys[taken], minlength=len(self._survey_rooms))
             left -= np.bincount(member[taken], minlength=len(left))
             if not len(wanted):
                 break
-            alive = alive[~np.isin(of_survey[alive], of_survey[taken])]
+            alive = _of_others(alive, numbers, taken)
         return np.concatenate(given) if given else np.zeros(0, dtype=np.intp)
 
 
-def _first_of_each(
+def _of_others(pairs: NDArray[np.intp], numbers: NDArray[np.intp], taken: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the pairs whose numbers are not those of pairs that are taken."""
+    is_taken = np.zeros(numbers.max(initial=-1) + 1, dtype=bool)
+    is_taken[numbers[taken]] = True
+    return pairs[~is_taken[numbers[pairs]]]
+
+
+def _first_with_room(
     pairs: NDArray[np.intp], groups: NDArray[np.int64], rooms: NDArray[np.int64]
 ) -> NDArray[np.intp]:
     """Return the first pairs of each group, as many as it has room for."""

@@ -25,8 +25,8 @@ WHOLE: Final[dict[int, Any]] = {
 """The numpy types of whole numbers by Arrow type ID: this lookup is faster than pyarrow's tests of a type."""
 
 
-def arrow(numbers: NDArray[np.integer[Any]]) -> Any:
-    """Return whole numbers as an Arrow array."""
+def arrow(numbers: NDArray[np.number[Any]]) -> Any:
+    """Return numbers as an Arrow array."""
     # Not by `pa.array`, which first imports pandas if it is installed.
     kind = pa.from_numpy_dtype(numbers.dtype)
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])

@@ -89,6 +89,41 @@ def places_within(groups: NDArray[np.integer]) -> NDArray[np.intp]:
     return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
 
 
+def by_member(member: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the order of pairs by their members, of whom there are fewer than 65,536; see `CHUNK`."""
+    # numpy sorts numbers of 16 bits by radix, seven times as fast as longer ones.
+    return np.argsort(member.astype(np.uint16), kind="stable")
+
+
+def best_first(member: NDArray[np.intp], gains: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the order of pairs by member, as `by_member`, and those of each member by gain, the most first."""
+    # A sort that is not stable is seven times as fast, and hardly any gains are equal.
+    order = np.argsort(-gains)
+    if (gains[order[1:]] == gains[order[:-1]]).any():
+        order = np.argsort(-gains, kind="stable")
+    return order[by_member(member[order])]
+
+
+def numbered(member: NDArray[np.intp], survey: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return a number for each pair, from 0 on: the same for pairs of the same member and survey."""
+    order = np.lexsort((survey.astype(np.min_scalar_type(survey.max(initial=0))), member.astype(np.uint16)))
+    member, survey = member[order], survey[order]
+    is_new = (member[1:] != member[:-1]) | (survey[1:] != survey[:-1])
+    numbers = np.empty(len(order), dtype=np.intp)
+    numbers[order[:1]] = 0
+    numbers[order[1:]] = np.cumsum(is_new)
+    return numbers
+
+
+def first_of_each(pairs: NDArray[np.intp], numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the pairs that come before all others of the same number."""
+    first = np.empty(numbers.max(initial=-1) + 1, dtype=np.intp)
+    # Of several values for a place, the last one stays: begin at the end.
+    first[numbers[pairs[::-1]]] = pairs[::-1]
+    is_first: NDArray[np.bool_] = first[numbers[pairs]] == pairs
+    return pairs[is_first]
+
+
 def known_rows(table: Any, source: CompactInventory) -> tuple[Any, NDArray[np.intp]]:
     """Return the rows of a table about quotas of a source, and the places of these quotas.
 

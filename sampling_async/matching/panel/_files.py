@@ -87,6 +87,7 @@ def _joined(batches: list[Any]) -> Any:
 _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
 _TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
 _LINES_BYTES: Final = 2**24
+_READ_BYTES: Final = 2**16
 _ROWS: Final = 2**15
 _NAMED: Final = 12
 _LONGEST_NAME: Final = 40
@@ -180,8 +181,10 @@ def read_errors(panel: str) -> Generator[None]:
 
 
 def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    # Here, because it loads all file systems of pyarrow, and matching needs none.
-    file = import_module("pyarrow.parquet").ParquetFile(path)
+    # Here, because it loads all file systems of pyarrow, and matching needs none. By default, it keeps what it
+    # has read until the end of the file, or at least of a row group, which may be the whole file.
+    parquet: Any = import_module("pyarrow.parquet")
+    file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES)
     names = file.schema_arrow.names
     _check_names(path, names, renamed)
     kept = [name for name in names if renamed.get(name, name) in wanted]

@@ -11,7 +11,14 @@ from attrs import field, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import Places, places_within, split
+from sampling_async.matching.panel._collectors import (
+    Places,
+    best_first,
+    first_of_each,
+    numbered,
+    places_within,
+    split,
+)
 from sampling_async.matching.panel._columns import member_codes, numbers
 from sampling_async.matching.panel._sample import MIDDLE, hashed
 
@@ -47,21 +54,18 @@ def chances(members: NDArray[np.uint64], quotas: NDArray[np.uint64]) -> NDArray[
 
 
 def best_of_each(
-    members: NDArray[np.intp], surveys: NDArray[np.int64], gains: NDArray[np.float64], most: NDArray[np.int64]
+    members: NDArray[np.intp], numbers: NDArray[np.intp], gains: NDArray[np.float64], most: NDArray[np.int64]
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the pairs that each member would take: those that gain most, one of each survey, at most `most`.
 
-    It may be fewer, if a member's best pairs are many of the same survey. Also return the gain of each member's
-    next best pair, 0 if there is none.
+    The pairs are in the order of `best_first`, and have the `numbered` of their surveys. It may be fewer, if a
+    member's best pairs are many of the same survey. Also return the gain of each member's next best pair, 0 if
+    there is none.
     """
     pairs = np.flatnonzero(gains > 0)
-    pairs = pairs[np.lexsort((-gains[pairs], members[pairs]))]
     # A few more than are wanted are enough, mostly: some may be of the same survey.
     pairs = pairs[places_within(members[pairs]) < _SPARE * most[members[pairs]]]
-    # The first pair of each member and survey is the best one.
-    of_survey = members[pairs] * np.int64(surveys.max(initial=0) + 1) + surveys[pairs]
-    _, first = np.unique(of_survey, return_index=True)
-    pairs = pairs[np.sort(first)]
+    pairs = first_of_each(pairs, numbers)
     place = places_within(members[pairs])
     next_best = pairs[place == most[members[pairs]]]
     others = np.zeros(len(most))
@@ -83,7 +87,7 @@ def limits(batch: Any, per_member: int, first: int) -> Any:
 
 def weights(batch: Any, name: str | None, first: int) -> Any:
     if name is None:
-        return pa.array(np.ones(len(batch)))
+        return arrow(np.ones(len(batch)))
     if name not in batch.schema.names:
         raise InvalidRequestError(f"the panel has no column {name!r}, which Allocate(weight=...) names")
     try:
@@ -374,8 +378,10 @@ class _Demand:
         surveys = self._market.surveys
         if not members:
             return np.zeros(len(surveys), dtype=np.int64), np.zeros_like(self._market.survey_rooms)
-        quota = np.concatenate(quotas)
-        best, _ = best_of_each(np.concatenate(members), surveys[quota], np.concatenate(gained), self._most)
+        member, gains = np.concatenate(members), np.concatenate(gained)
+        order = best_first(member, gains)
+        member, gains, quota = member[order], gains[order], np.concatenate(quotas)[order]
+        best, _ = best_of_each(member, numbered(member, surveys[quota]), gains, self._most)
         taken = quota[best]
         return (
             np.bincount(taken, minlength=len(surveys)),

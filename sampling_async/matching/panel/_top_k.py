@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from sampling_async._contract.checks import whole_from_1
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import count_of, known_rows, split
+from sampling_async.matching.panel._collectors import by_member, count_of, known_rows, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in, packed
 
@@ -175,7 +175,7 @@ class _Choosing:
         quota = np.concatenate([quota for quota, _ in chosen]) if chosen else np.zeros(0, dtype=np.intp)
         member = np.concatenate([member for _, member in chosen]) if chosen else quota
         # The pairs are in the order of rank; a stable sort by member keeps that order for each member.
-        quota = quota[np.argsort(member.astype(np.uint32), kind="stable")]
+        quota = quota[by_member(member)]
         # Keep the first `n` of each member. With `had` = [3, 0, 2] and n = 2: the members begin at 0, 3, 3, the
         # positions in a member are 0 1 2 0 1, of which the third is dropped, and `ends` is [0, 2, 2, 4].
         starts = np.cumsum(had) - had
