@@ -240,7 +240,7 @@ async def test_the_next_run_sends_not_sent_ids_and_no_unknown_ids(tmp_path):
         return result(request) if callable(result) else result
 
     service = Ledger(answer)
-    first = await run(service, tmp_path / "journal", PANEL[:1], retry=ONCE)
+    first = await run(service, tmp_path / "journal", PANEL[:1], retry=ONCE, max_concurrency=1)
     assert [outcome.status for outcome in sorted(first, key=lambda o: o.quota_id)] == ["unknown"] * 3 + [
         "not_sent"
     ] * 3
