@@ -318,7 +318,7 @@ def condition_of(
     prefixes = _NO_TEXTS
     if ids and not values and kind not in {"age", "postal"}:
         # Nearly all rows are so, and nothing can be odd in them.
-        return Condition(question_id, ids, spans, prefixes, _NO_LENGTHS, False, False, row.is_routable)  # noqa: FBT003
+        return Condition(question_id, ids, spans, prefixes, _NO_LENGTHS, False, False, row.is_routable)
     vague = False
 
     def note(message: str) -> None:
