@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from sampling_async.campaign._ledger_file import Notes
 
 T = TypeVar("T")
@@ -380,11 +378,11 @@ class Planning:
         number = dict(database.execute(query, (json.dumps(codes),)).fetchall())
         return [number[code] for code in codes]
 
-    def add_pairs(self, *columns: NDArray[Any]) -> None:
+    def add_pairs(self, *columns: Sequence[int]) -> None:
         """Add pairs: the numbers of their members, their quotas, ranks, and whether they are certain."""
         self._database.executemany(
             f"INSERT INTO pairs (member, quota, rank, certain, plan) VALUES (?, ?, ?, ?, {self._plan})",  # noqa: S608
-            zip(*(column.tolist() for column in columns), strict=True),
+            zip(*columns, strict=True),
         )
 
     def invited(self) -> int:

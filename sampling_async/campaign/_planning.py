@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import numpy as np
 from attrs import evolve, field, frozen
 
 from sampling_async._contract.checks import number_from_0
@@ -21,7 +21,7 @@ from sampling_async.campaign._lessons import Lesson, Rule, rule_for
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import places_within
+from sampling_async.matching.panel._collectors import FlatPairs
 from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel._prices import INVITES_LEFT
 
@@ -158,19 +158,15 @@ class Planner:
             codes = batch.column(0).to_pylist()
             planning.check(codes, members, source.name)
             members += len(codes)
-            counts = np.diff(batch.column(1).offsets.to_numpy())
-            some = np.flatnonzero(counts)
-            counts = counts[some]
-            matched += len(some)
-            requests += int((-(-counts // _REQUEST)).sum())
-            quota_ids = batch.column(1).flatten().to_numpy()
-            ranks = places_within(np.repeat(some, counts))
-            is_certain = ranks < np.repeat(batch.column(2).to_numpy()[some], counts)
-            by_quota.update(quota_ids.tolist())
-            sure.update(quota_ids[is_certain].tolist())
-            reserves = batch.column(3).take(arrow(some)).to_pylist()
-            numbers = planning.add_members([codes[at] for at in some.tolist()], reserves)
-            planning.add_pairs(np.repeat(numbers, counts), quota_ids, ranks, is_certain)
+            pairs = FlatPairs.of(batch)
+            matched += len(pairs.members)
+            requests += int((-(-pairs.counts // _REQUEST)).sum())
+            quota_ids, is_certain = pairs.quota_ids.tolist(), pairs.is_certain.tolist()
+            by_quota.update(quota_ids)
+            sure.update(compress(quota_ids, is_certain))
+            reserves = batch.column(3).take(arrow(pairs.members)).to_pylist()
+            numbers = planning.add_members([codes[at] for at in pairs.members.tolist()], reserves)
+            planning.add_pairs(pairs.repeated(numbers), quota_ids, pairs.ranks.tolist(), is_certain)
         if not members:
             raise InvalidRequestError(f"{source.name} has no members")
         currencies = {quota.currency for quota in quotas if by_quota[quota.id]}

@@ -34,7 +34,7 @@ _FOUR: Final = 4
 class Unions:
     """Sets of places, for many unions of some of them.
 
-    The sets are in groups of four, whose 16 unions are all made before. Sixteen groups are a chunk, whose unions
+    The sets are in groups of four, whose 16 unions are made before. Sixteen groups are a chunk, whose unions
     count from its lowest place on. So if sets near each other have places near each other, unions are short.
     """
 

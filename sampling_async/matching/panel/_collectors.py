@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from sampling_async.matching.panel._arrow import arrow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from sampling_async.matching.panel._kernel import Kernel
@@ -87,6 +89,30 @@ def places_within(groups: NDArray[np.integer]) -> NDArray[np.intp]:
         return np.zeros(0, dtype=np.intp)
     starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
     return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
+
+
+class FlatPairs(NamedTuple):
+    """The pairs of an output with the columns of `TopK`, member by member."""
+
+    members: NDArray[np.intp]  # the rows of the members that have any
+    counts: NDArray[np.intp]  # how many each of these has
+    quota_ids: NDArray[np.int64]
+    ranks: NDArray[np.intp]  # the place of each pair in its list
+    is_certain: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, batch: Any) -> FlatPairs:
+        lists, certain = batch.column(1), batch.column(2).to_numpy()
+        counts = np.diff(lists.offsets.to_numpy())
+        some = np.flatnonzero(counts)
+        member = np.repeat(some, counts[some])
+        ranks = places_within(member)
+        return cls(some, counts[some], lists.flatten().to_numpy(), ranks, ranks < certain[member])
+
+    def repeated(self, of_members: Sequence[int]) -> list[int]:
+        """Return for each pair what its member has."""
+        repeated: list[int] = np.repeat(of_members, self.counts).tolist()
+        return repeated
 
 
 def by_member(member: NDArray[np.intp]) -> NDArray[np.intp]:
