@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 import anyio
+from attrs import define, field
 
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._bulk.inputs import PromptItems
@@ -22,7 +23,7 @@ from sampling_async.campaign._record import LedgerRecord
 from sampling_async.campaign._summing import Moments, WaitLog, summary_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from types import TracebackType
 
     from sampling_async import InviteOutcome, SamplingClient
@@ -124,7 +125,7 @@ class CampaignRun:
             self._record = LedgerRecord(
                 self._ledger, Moments(self._number), self._book, self._wall_clock, self._clock, *self._before
             )
-            self._stream = self._client.fan_out(_DueRequests(self), journal=self._record)
+            self._stream = self._client.fan_out(self._due_requests(), journal=self._record)
             await self._blocks.enter_async_context(self._stream)
             await self._blocks.enter_async_context(self._watching)
         except BaseException:
@@ -214,7 +215,10 @@ class CampaignRun:
 
     # --- What is requested
 
-    async def next_turn(self) -> int | None:
+    def _due_requests(self) -> _DueRequests:
+        return _DueRequests(self._allows, self._allowed, self._request, self._next_turn, self._window)
+
+    async def _next_turn(self) -> int | None:
         """Wait until nothing is in flight, and return the turn of the next members; None if none is left."""
         while True:
             while self._record.members and not self._must_stop():
@@ -232,21 +236,21 @@ class CampaignRun:
             else:
                 await self._wait(None, due - now)
 
-    async def window(self, turn: int, after: int) -> list[DueMember]:
+    async def _window(self, turn: int, after: int) -> list[DueMember]:
         """Return the next members of a turn, behind that of a number."""
         return await in_thread(self._ledger.window, turn, after, self._wall_clock(), _WINDOW)
 
-    def request(self, member: DueMember) -> InviteRequest | None:
+    def _request(self, member: DueMember) -> InviteRequest | None:
         """Return the request for a member, which the limits allow now; None if nothing is left for it."""
         ready = self._book.ready(member, self._left(member))
         self._record.note_ready(member, ready)
         return request_of(member.code, ready.quota_ids) if ready.quota_ids else None
 
-    def allows(self, member: DueMember) -> bool:
+    def _allows(self, member: DueMember) -> bool:
         """Return whether the limits allow a request for a member now."""
         return not self._must_stop() and self._obstacle(member) is None
 
-    async def allowed(self, member: DueMember) -> bool:
+    async def _allowed(self, member: DueMember) -> bool:
         """Wait until the limits allow a request for a member. Return False if they never will."""
         while not self._must_stop():
             match self._obstacle(member):
@@ -342,18 +346,22 @@ class CampaignRun:
             self._record.note_wait(wait.number, kind, wait.began, wait.ended)
 
 
+@define(eq=False)
 class _DueRequests(PromptItems[InviteRequest]):
     """The requests of a run, turn by turn. What the limits allow now needs no wait."""
 
-    def __init__(self, run: CampaignRun) -> None:
-        self._run = run
-        self._members: deque[DueMember] = deque()  # the next ones of this turn
-        self._turn: int | None = None
-        self._after = 0
+    _allows: Callable[[DueMember], bool]
+    _allowed: Callable[[DueMember], Awaitable[bool]]
+    _request: Callable[[DueMember], InviteRequest | None]
+    _next_turn: Callable[[], Awaitable[int | None]]
+    _window: Callable[[int, int], Awaitable[list[DueMember]]]
+    _members: deque[DueMember] = field(init=False, factory=deque)  # the next ones of this turn
+    _turn: int | None = field(init=False, default=None)
+    _after: int = field(init=False, default=0)
 
     def __next__(self) -> InviteRequest:
-        while self._members and self._run.allows(self._members[0]):
-            request = self._run.request(self._members.popleft())
+        while self._members and self._allows(self._members[0]):
+            request = self._request(self._members.popleft())
             if request is not None:
                 return request
         raise StopIteration
@@ -362,17 +370,17 @@ class _DueRequests(PromptItems[InviteRequest]):
         while True:
             for request in self:
                 return request
-            if not await (self._run.allowed(self._members[0]) if self._members else self._read_on()):
+            if not await (self._allowed(self._members[0]) if self._members else self._read_on()):
                 raise StopAsyncIteration
 
     async def _read_on(self) -> bool:
         """Read the next members, of this turn or the next one. Return False if there are none."""
         while True:
             if self._turn is None:
-                self._turn, self._after = await self._run.next_turn(), 0
+                self._turn, self._after = await self._next_turn(), 0
                 if self._turn is None:
                     return False
-            if some := await self._run.window(self._turn, self._after):
+            if some := await self._window(self._turn, self._after):
                 self._after = some[-1].id
                 self._members.extend(some)
                 return True
