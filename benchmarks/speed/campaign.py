@@ -55,7 +55,13 @@ class Campaigner(OurClient):
             plan.add_quotas(
                 [PlannedQuota(id_, id_, 1, "", None, 1, 1.0, 0.5) for ids in quota_ids.values() for id_ in ids]
             )
-            plan.add_members([(code, ids, IDS, ()) for code, ids in quota_ids.items()])
+            numbers = plan.add_members([*quota_ids], [[]] * members)
+            pairs = [
+                (number, id_, rank, 1)
+                for number, ids in zip(numbers, quota_ids.values(), strict=True)
+                for rank, id_ in enumerate(ids)
+            ]
+            plan.add_pairs(*zip(*pairs, strict=True))
         ledger.close()
         self.cost("plain")
 
