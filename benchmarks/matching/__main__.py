@@ -63,8 +63,8 @@ to 1.3: subsets of up to sixty answers drawn at random, lists of a thousand rand
 third of its questions, members give several answers at once, which hardly occur twice. Its members are measured
 right after building too, as after a refresh.
 
-A plan of a campaign (`of_planning.py`) is made of the simulator's members and inventory, with participations in the
-panel. Its floor reads the same file, matches it, and writes the same rows with bare statements of SQLite.
+A plan of a campaign (`of_planning.py`) is made of the simulator's members and inventory, with participations in
+the panel. Its floor reads the same file, matches it, and writes the same rows with bare statements of SQLite.
 
 Panels (`panels.py`) are of such members too. They are made up as they are read, and that time is left out.
 Each figure of `of_panel.py` is taken in a fresh process, and before it three hundred members are held against
