@@ -198,6 +198,29 @@ async def test_the_longest_of_all_holds_is_reported():
     assert shut.held_for() == 0.0
 
 
+async def test_one_in_ten_goes_to_a_bulk_beside_calls_that_never_stop():
+    """Also where calls may go beyond the maximum; and then never more of them than are reserved."""
+    shut, granted, most = doubles.gate(8), [], 0
+    bulk = Lane("bulk")
+
+    async def again(lane: Lane) -> None:
+        nonlocal most
+        while len(granted) < 2_000:
+            permit = Permit(shut, lane)
+            await permit.acquire()
+            granted.append(lane.kind)
+            most = max(most, shut.running)
+            await anyio.lowlevel.checkpoint()
+            permit.release()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(12):
+            for lane in (bulk, shut.kind("settings").interactive, shut.kind("quotas").interactive):
+                tasks.start_soon(again, lane)
+    assert granted.count("bulk") > 150
+    assert most <= 10
+
+
 async def test_nine_interactive_permits_in_a_row_then_one_of_another_lane():
     shut, order = doubles.gate(1), []
     fan_out = Lane("work")

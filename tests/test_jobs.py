@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 import anyio.lowlevel
 import doubles
@@ -99,22 +101,31 @@ async def test_results_come_in_batches_and_a_full_window_does_not_stop_them():
     assert not stream.open
 
 
-async def test_a_job_whose_result_may_be_returned_later_holds_up_no_other():
-    pending: list[object] = []
+async def test_results_that_must_be_confirmed_are_returned_after_that_and_hold_up_no_other():
+    go_on, settled = [anyio.Event(), anyio.Event()], []
+    failures = [None, OSError("the disk is full")]
+
+    async def confirm() -> None:
+        await go_on[2 - len(failures)].wait()
+        if (failure := failures.pop(0)) is not None:
+            raise failure
 
     async def run(job: Number, permit: Permit):
         await double(job, permit)
-        return pending.append if job.number < 2 else None
+        return partial(settled.append, job.number) if job.number in {0, 1, 5} else None
 
-    async with stream_of(range(6), run, window=6) as stream:
-        first = [(await stream.next()).number for _ in range(4)]
-        assert sorted(first) == [2, 3, 4, 5]
-        assert (len(pending), stream._finished) == (2, False)
-        pending[1](None)
-        assert (await stream.next()).number == 1
-        pending[0](OSError("the disk is full"))
+    source = Drawer(range(6))
+    async with JobStream(doubles.permits(doubles.gate(1)), source, run, window=9, confirm=confirm) as stream:
+        assert [(await stream.next()).number for _ in range(3)] == [2, 3, 4]
+        await wait_all_tasks_blocked()
+        assert (settled, stream._finished) == ([], False)
+        go_on[0].set()
+        assert (await stream.next()).number == 0
+        await wait_all_tasks_blocked()
+        go_on[1].set()  # for 1 and 5, which ended meanwhile
         with pytest.raises(OSError, match="the disk is full"):
             await stream.next()
+    assert settled == [0, 1, 5]
     assert {job.number for job in stream.open} == set(range(6))
 
 

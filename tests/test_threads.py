@@ -59,7 +59,9 @@ async def test_a_thread_that_gets_no_more_work_ends(monkeypatch):
 
 
 async def test_tasks_that_come_while_a_shared_function_runs_wait_for_its_next_run():
-    begun, go_on, noted, written = threading.Event(), threading.Semaphore(0), [], []
+    begun, go_on = threading.Event(), threading.Semaphore(0)
+    noted: list[str] = []
+    written: list[list[str]] = []
 
     def prepare():
         some = noted.copy()
@@ -70,8 +72,7 @@ async def test_tasks_that_come_while_a_shared_function_runs_wait_for_its_next_ru
 
     async def note(name: str) -> None:
         noted.append(name)
-        await shared.join()
-        assert any(name in some for some in written)
+        await shared.until(lambda: any(name in some for some in written))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(note, "a")
@@ -84,44 +85,61 @@ async def test_tasks_that_come_while_a_shared_function_runs_wait_for_its_next_ru
     assert [sorted(some) for some in written] == [["a", "b"], ["c", "d"]]
     go_on.release()
     await note("e")  # after a rest
+    await shared.until(lambda: True)  # without a run
 
 
 async def test_what_a_shared_function_raises_is_raised_in_each_task_that_waits():
-    failures = [KeyError("x"), None]
+    failures, done = [KeyError("x"), None], []
 
     def fail() -> None:
         if (failure := failures.pop(0)) is not None:
             raise failure
+        done.append(1)
 
     shared, caught = SharedRun(lambda: fail), []
 
-    async def join() -> None:
+    async def wait() -> None:
         with pytest.raises(KeyError, match="x") as error:
-            await shared.join()
+            await shared.until(lambda: bool(done))
         caught.append(error.value)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(join)
-        tasks.start_soon(join)
+        tasks.start_soon(wait)
+        tasks.start_soon(wait)
     assert caught[0] is not caught[1]
-    await shared.join()
+    await shared.until(lambda: bool(done))
+
+
+async def test_a_thread_that_cannot_be_started_is_an_error_of_who_waits(monkeypatch):
+    def refuse(_thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_threads, "_idle", [])
+    shared, done = SharedRun(lambda: partial(done.append, 1)), []
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await shared.until(lambda: bool(done))
+    await shared.until(lambda: bool(done))
 
 
 async def test_a_cancelled_task_leaves_a_shared_function_to_the_others():
-    go_on, over = threading.Event(), []
-    shared = SharedRun(lambda: partial(go_on.wait, 10))
+    begun, go_on, done = threading.Event(), threading.Event(), []
+    shared = SharedRun(lambda: lambda: (begun.set(), go_on.wait(10), done.append(1)))
 
-    async def join() -> None:
-        await shared.join()
-        over.append(1)
+    async def cancelled(scope: anyio.CancelScope) -> None:
+        with scope:
+            await shared.until(lambda: bool(done))
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(join)
+        tasks.start_soon(cancelled, scope := anyio.CancelScope())
+        await anyio.to_thread.run_sync(begun.wait)
+        tasks.start_soon(shared.until, lambda: bool(done))
         await wait_all_tasks_blocked()
-        with anyio.move_on_after(0):
-            await shared.join()
+        scope.cancel()
+        await wait_all_tasks_blocked()
         go_on.set()
-    assert over == [1]
+    assert done == [1]
 
 
 async def test_the_exception_of_a_function_is_raised_in_the_caller():

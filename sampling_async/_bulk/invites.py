@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from anyio.lowlevel import checkpoint
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from sampling_async._journal.run import Recorder, Replay
     from sampling_async._pacing.clock import Timeline
     from sampling_async._pacing.gate import Permit
-    from sampling_async._pacing.jobs import Later
     from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.results import InviteOutcome
 
@@ -95,7 +95,7 @@ class Inviter:
         self._stopped_by: SamplingError | None = None
         self._test_failure: BaseException | None = None
         # For each request whose outcomes are not on disk yet: reports them, and has them shown.
-        self._unsettled: dict[int, Callable[[BaseException | None], None]] = {}
+        self._unsettled: dict[int, Callable[[], None]] = {}
         self._isolates = True
         self._answered = 0
         self._span: object = None
@@ -124,6 +124,11 @@ class Inviter:
     def has_given_up(self) -> bool:
         """Whether an outage lasted longer than the fan-out's patience."""
         return isinstance(self._stopped_by, OutageError)
+
+    async def written(self) -> None:
+        """Wait until all that was recorded so far is on disk."""
+        if self._recorder is not None:
+            await self._recorder.written()
 
     @property
     def is_recorded(self) -> bool:
@@ -163,7 +168,7 @@ class Inviter:
                 await self._recorder.close()
         finally:
             for settle in list(self._unsettled.values()):
-                settle(None)
+                settle()
             # Last: nothing that is done for those who watch may keep the record open.
             if self._caller.hooks is not None:
                 self._caller.hooks.fan_out_ended(self._span, *reached())
@@ -178,7 +183,9 @@ class Inviter:
         """Return whether a job needs a request: its outcomes are not known, and sending has not stopped."""
         return job.answered is None and job.repetition is None and self._stopped_by is None
 
-    async def ask(self, job: Job, permit: Permit, new_permit: Callable[[], Permit]) -> Later | None:
+    async def ask(
+        self, job: Job, permit: Permit, new_permit: Callable[[], Permit]
+    ) -> Callable[[], object] | None:
         """Run a job: find the outcomes of its quota IDs. A failed request becomes outcomes.
 
         Args:
@@ -187,7 +194,7 @@ class Inviter:
             new_permit: Makes a permit, for a repetition that must be sent after all.
 
         Returns:
-            If the outcomes are not on disk yet, what has a function called when they are.
+            If the outcomes are not on disk yet: what is to be called when `written` has returned.
         """
         if job.repetition is not None:
             await self._ask_repeated(job, job.repetition, new_permit)
@@ -271,7 +278,7 @@ class Inviter:
                 fan_out=self._span,
             )
 
-    async def _ask_on_record(self, job: Job, permit: Permit, recorder: Recorder) -> Later:
+    async def _ask_on_record(self, job: Job, permit: Permit, recorder: Recorder) -> Callable[[], object]:
         # The order protects against a second invite: nothing is sent before its row is on disk, and the user
         # receives no outcome before that is on disk too.
         job.timeline = timeline = permit.timeline
@@ -295,16 +302,12 @@ class Inviter:
         timeline.enter(JOURNAL)
 
         # The disk takes its time. Meanwhile this task goes on with the next job.
-        def later(done: Callable[[BaseException | None], object]) -> None:
-            def settle(failure: BaseException | None) -> None:
-                if self._unsettled.pop(number, None) is not None:
-                    self._settle(job, job.chunk, timeline)
-                    done(failure)
+        settle = self._unsettled[number] = partial(self._settle_recorded, number, job, timeline)
+        return settle
 
-            self._unsettled[number] = settle
-            recorder.when_written(settle)
-
-        return later
+    def _settle_recorded(self, number: int, job: Job, timeline: Timeline) -> None:
+        if self._unsettled.pop(number, None) is not None:
+            self._settle(job, job.chunk, timeline)
 
     async def _ask_in_parts(self, job: Job, chunk: Chunk, permit: Permit) -> None:
         """Send a chunk. If it is refused because of one of its IDs, send it again in halves."""

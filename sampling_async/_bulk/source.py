@@ -7,6 +7,7 @@ takes an item also stores it, and a change of two things is one assignment, in w
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -96,6 +97,7 @@ def total_of(requests: object) -> int | None:
 
 _RECALLED: Final = 1000
 """How many quota IDs are looked up in the journal at once."""
+_LONGEST_READ: Final = 0.002  # seconds in which more requests are read to be looked up together
 
 
 class Recalling:
@@ -398,9 +400,11 @@ class FanOutSource:
 
     def _add_more(self, recalling: Recalling, replay: Replay) -> None:
         """Add the next requests, if they are at hand: one look-up of many costs little more than one of one."""
-        ids = sum(len(chunk.quota_ids) for chunk in recalling.counted)
         members = {chunk.member_code for chunk in recalling.counted}
-        while ids < _RECALLED and self._input.read_ahead():
+        ids = sum(len(chunk.quota_ids) for chunk in recalling.counted)
+        # An input may take its time for each item, and nothing else runs meanwhile.
+        until = time.perf_counter() + _LONGEST_READ
+        while ids < _RECALLED and time.perf_counter() < until and self._input.read_ahead():
             request = self._input.latest
             # What cannot be added stays in `latest`, for `draw`. A second request about a member must see the
             # outcomes of the first one.
@@ -411,7 +415,7 @@ class FanOutSource:
             more = counted(request) or ()
             recalling.counted, self._input.latest = (*recalling.counted, *more), Input.NOTHING
             members.add(request.member_code)
-            ids += len(request.quota_ids)
+            ids += len(request.quota_ids) or 1
 
     async def _recall(self, recalling: Recalling) -> None:
         """Make plans for the next part, from its outcomes in the journal."""

@@ -90,7 +90,9 @@ class OutcomeStream:
         self._source = source
         needs_permit = inviter.needs_permit
         ask = partial(inviter.ask, new_permit=permit)
-        self._jobs = JobStream(permit, source, ask, window=window, needs_permit=needs_permit)
+        self._jobs = JobStream(
+            permit, source, ask, window=window, needs_permit=needs_permit, confirm=inviter.written
+        )
         # The jobs whose outcomes are being yielded: more than one only if several tasks read the stream.
         self._current: deque[tuple[Job, Iterator[InviteOutcome]]] = deque()
         self._left_over: tuple[InviteOutcome, ...] | None = None

@@ -352,7 +352,8 @@ def app_for(arguments: Sequence[str] | None = None) -> typer.Typer:
 
     A part is imported only then, since each loads what nobody else needs.
     """
-    named = next((each for each in arguments or () if not each.startswith("-")), None)
+    # After an option of the program itself, such as --help, all are needed.
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
     for name in _PARTS if named is None or named not in {*_PARTS, *_HERE} else {named} - _HERE:
         part = import_module(f"sampling_async._cli.{_PARTS[name]}")
         if name in _GROUPS:

@@ -51,9 +51,6 @@ class Recorder(Protocol):
     async def written(self) -> None:
         """Wait until all that was noted before is on disk."""
 
-    def when_written(self, call: Callable[[BaseException | None], object]) -> None:
-        """Have a function called when all that was noted before is on disk, or with why that has failed."""
-
 
 @runtime_checkable
 class Replay(Protocol):
@@ -251,12 +248,7 @@ class JournalRun:
         """
         file = self._opened()
         noted = file.noted
-        if file.written < noted:
-            await self._commits.join()
-
-    def when_written(self, call: Callable[[BaseException | None], object]) -> None:
-        """Have a function called when all rows noted before are on disk, or with why that has failed."""
-        self._commits.then(call)
+        await self._commits.until(lambda: file.written >= noted)
 
     def _commit(self) -> Callable[[], object]:
         return bool if self._file is None else self._file.write  # if it is closed, all rows are written

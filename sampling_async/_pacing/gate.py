@@ -344,12 +344,15 @@ class Gate:
         while len(self._held) < self.maximum and (lane := self._turns.next()) is not None:
             self._turns.count(lane)
             self._grant_first(lane)
-        # Few get here: with a place left, nobody waits.
-        while self.maximum <= len(self._held) < self.maximum + self._reserved:
+        # Only as many of them as are reserved: otherwise they would take, one by one, what a bulk gives up.
+        while len(self._held) >= self.maximum and self._reserved:
             lane = self._turns.first_interactive()
-            if lane is None or not self._is_well():
+            if lane is None or not self._is_well() or self._interactive_held() >= self._reserved:
                 return
             self._grant_first(lane)
+
+    def _interactive_held(self) -> int:
+        return sum(permit.lane is permit.kind.interactive for permit in self._held)
 
     def _grant_first(self, lane: Lane) -> None:
         waiter = lane.leave()

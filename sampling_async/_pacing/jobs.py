@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import aclosing
-from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
 Job = TypeVar("Job")
 Job_co = TypeVar("Job_co", covariant=True)
-
-Later: TypeAlias = "Callable[[Callable[[BaseException | None], object]], object]"
-"""Has a function called, later, with what has failed or None."""
 
 # Jobs that `several` returns at once. With more of them, the garbage collector would visit many new objects.
 _BATCH: Final = 32
@@ -72,8 +68,7 @@ class JobStream(Background, Generic[Job]):
         run: Runs one job, and notes the result in the job. It may release the permit, which is otherwise used
             for the next job or released after it. The permit is not held if its deadline passed first. `run`
             must let the event loop go round, because its task may go on to the next job without doing so. If
-            the result may not be returned yet, it returns a function that is called with another one, and
-            calls that one when it may, with None or a failure.
+            the result must be confirmed first, it returns a function that is called after that.
         window: The number of jobs that may be drawn and not yet returned. It bounds the memory.
         needs_permit: Returns whether a job must wait for its permit.
 
@@ -85,10 +80,11 @@ class JobStream(Background, Generic[Job]):
         self,
         permit: Callable[[], Permit],
         source: JobSource[Job],
-        run: Callable[[Job, Permit], Awaitable[Later | None]],
+        run: Callable[[Job, Permit], Awaitable[Callable[[], object] | None]],
         *,
         window: int,
         needs_permit: Callable[[Job], bool] = lambda _: True,
+        confirm: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         super().__init__()
         self.open: dict[Job, Permit] = {}
@@ -96,7 +92,11 @@ class JobStream(Background, Generic[Job]):
         self._source = source
         self._run = run
         self._needs_permit = needs_permit
-        self._undone: set[Job] = set()  # that were begun
+        self._confirm = confirm
+        self._unconfirmed: list[tuple[Job, Callable[[], object]]] = []
+        self._is_confirming = False
+        self._running: TaskGroup | Tasks
+        self._waiting: Permit | None = None  # what the task that draws waits for
         self._done: deque[Job] = deque()
         self._idle: list[_Idle[Job]] = []
         self._parked: Job | None = None  # drawn, and waiting for a permit
@@ -106,7 +106,6 @@ class JobStream(Background, Generic[Job]):
         self._in_batches = False
         self._next_round: Callable[[], Awaitable[object]] = anyio.lowlevel.checkpoint
         self._room = Notifier()  # a place in the window is free
-        self._settled = Notifier()  # no job is undone
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -117,6 +116,8 @@ class JobStream(Background, Generic[Job]):
             # A job that no task has begun may still hold its permit. For all others, `release` has no effect.
             for permit in self.open.values():
                 permit.release()
+            if self._waiting is not None:  # a signal handler may have raised while `_go_on` gave it another job
+                self._waiting.release()
 
     @property
     def _has_more(self) -> bool:
@@ -162,6 +163,7 @@ class JobStream(Background, Generic[Job]):
         loop = asyncio_loop()
         self._next_round = anyio.lowlevel.checkpoint if loop is None else next_round
         async with anyio.create_task_group() if loop is None else Tasks(loop) as running:
+            self._running = running
             try:
                 with anyio.CancelScope() as self._drawing:
                     try:
@@ -173,8 +175,6 @@ class JobStream(Background, Generic[Job]):
                 self._drawn = True
                 for idle in self._idle:
                     idle.woken.set()
-        while self._undone:
-            await self._settled.wait()
 
     async def _hand_out(self, running: TaskGroup | Tasks) -> None:
         """Draw one job after the other, and give each to a task."""
@@ -193,11 +193,14 @@ class JobStream(Background, Generic[Job]):
 
     async def _permitted(self, job: Job) -> Job | None:
         """Wait for a permit and return the job for it: a later one if a task took this one, or None."""
+        permit = self._waiting = self.open[job]
         try:
             self._parked = job
-            await self.open[job].acquire()
+            await permit.acquire()
             return self._parked
         finally:
+            if self._parked is None:  # it may have been granted after a failure, and is of no use
+                permit.release()
             self._parked = None
 
     def _go_on(self, permit: Permit) -> Job | None:
@@ -253,13 +256,15 @@ class JobStream(Background, Generic[Job]):
         permit = self.open[job]
         try:
             while True:
-                self._undone.add(job)
                 try:
-                    later = await self._run(job, permit)
-                    done = partial(self._is_done, job)
-                    done() if later is None else later(done)
+                    settle = await self._run(job, permit)
                 except BaseException as exc:  # noqa: BLE001  raised by _end
-                    self._is_done(job, exc)
+                    self._fail(exc)
+                else:
+                    if settle is None:
+                        self._is_done(job)
+                    else:
+                        self._confirm_soon(job, settle)
                 following = self._go_on(permit)
                 if following is not None:
                     # So all tasks that have a response handle it first, and then all send their next requests
@@ -275,13 +280,34 @@ class JobStream(Background, Generic[Job]):
             permit.release()
             self._fail(exc)
 
-    def _is_done(self, job: Job, failure: BaseException | None = None) -> None:
-        self._undone.discard(job)
-        if not self._undone:
-            self._settled.notify()
-        if failure is not None:
-            self._fail(failure)
-            return
+    def _confirm_soon(self, job: Job, settle: Callable[[], object]) -> None:
+        self._unconfirmed.append((job, settle))
+        if not self._is_confirming:
+            self._running.start_soon(self._confirm_all)
+            self._is_confirming = True
+
+    async def _confirm_all(self) -> None:
+        """Confirm jobs that have ended, as many at a time as there are, while their tasks run others."""
+        assert self._confirm is not None
+        try:
+            while self._unconfirmed:
+                some, self._unconfirmed = self._unconfirmed, []
+                is_confirmed = True
+                try:
+                    await self._confirm()
+                except Exception as exc:  # noqa: BLE001  raised by _end
+                    is_confirmed = False
+                    self._fail(exc)
+                for job, settle in some:
+                    settle()
+                    if is_confirmed:
+                        self._is_done(job)
+        except BaseException as exc:  # noqa: BLE001  raised by _end
+            self._fail(exc)
+        finally:
+            self._is_confirming = False
+
+    def _is_done(self, job: Job) -> None:
         self._done.append(job)
         if self._in_batches:
             self._leave_window()

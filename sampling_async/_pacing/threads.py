@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 import anyio
 import anyio.lowlevel
 
-from sampling_async._pacing.loops import OneShotEvent, asyncio_loop
+from sampling_async._pacing.loops import asyncio_loop, next_round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,15 +92,16 @@ async def run_cancellable(function: Callable[[CancelFlag], T]) -> T:
     return await join_uncancelled(start(function, flag), flag.cancel)
 
 
-def start(function: Callable[..., T], *args: Any, then: Callable[[Run[T]], object] | None = None) -> Run[T]:
-    """Start a function in a thread and return at once; `then` is called in the event loop when it has ended."""
-    run = Run(function, args, anyio.Event(), then)
+def start(function: Callable[..., T], *args: Any) -> Run[T]:
+    """Start a function in a thread and return at once."""
+    run = Run(function, args, anyio.Event())
+    work = partial(run.through, call_soon_here())
     try:
-        waiting = _idle.pop()
+        _idle.pop().put(work)
     except IndexError:
-        waiting = SimpleQueue()
+        waiting: _Queue = SimpleQueue()
         threading.Thread(target=_work, args=(waiting,), name="sampling_async", daemon=True).start()
-    waiting.put(partial(run.through, call_soon_here()))
+        waiting.put(work)
     return run
 
 
@@ -135,15 +136,8 @@ class Run(Generic[T]):
         over: Set in the event loop that started the function, when the function has ended.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., T],
-        args: tuple[Any, ...],
-        over: anyio.Event,
-        then: Callable[[Run[T]], object] | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], over: anyio.Event) -> None:
         self.over = over
-        self._then = then
         self._function = function
         self._args = args
         self._result: T
@@ -156,12 +150,13 @@ class Run(Generic[T]):
         except BaseException as exc:  # noqa: BLE001  raised where it is waited for
             self._failure = exc
         with suppress(RuntimeError):  # the event loop has ended, so no task waits
-            call_soon(self._end)
+            call_soon(self.over.set)
 
-    def _end(self) -> None:
-        self.over.set()
-        if self._then is not None:
-            self._then(self)
+    def check(self) -> None:
+        """Raise a copy of the function's exception, if it has raised one: several tasks may wait."""
+        if self._failure is not None:
+            self._failure = self._failure.with_traceback(None)
+            raise copy(self._failure)
 
     def result(self) -> T:
         """Return the function's result, or raise its exception. It can be called once."""
@@ -177,61 +172,31 @@ class Run(Generic[T]):
 
 
 class SharedRun:
-    """A function in a thread that many wait for together, such as a commit of what they all have noted.
+    """A function in a thread that many tasks wait for together, such as a commit of what they all have noted.
 
-    Who comes while it runs waits for its next run, which begins when this one has ended.
-
-    Args:
-        prepare: Called in the event loop before each run; returns the function.
+    `prepare` is called in the event loop before each run, and returns the function. Tasks that come while it
+    runs wait for the next run.
     """
 
     def __init__(self, prepare: Callable[[], Callable[[], object]]) -> None:
         self._prepare = prepare
-        self._waiting: list[Callable[[BaseException | None], object]] = []
-        self._is_busy = False
+        self._latest: Run[object] | None = None
 
-    def then(self, call: Callable[[BaseException | None], object]) -> None:
-        """Have a function called after a run that begins from now on, with what that has raised or None."""
-        self._waiting.append(call)
-        if not self._is_busy:
-            self._begin_soon()
-
-    async def join(self) -> None:
-        """Wait for a run that begins from now on. What it raises is raised here, and wherever it is joined."""
-        over, failures = OneShotEvent(), list[BaseException | None]()
-
-        def end(failure: BaseException | None) -> None:
-            failures.append(failure)
-            over.set()
-
-        self.then(end)
-        await over.wait()
-        if (failure := failures.pop()) is not None:
-            raise copy(failure)
-
-    def _begin_soon(self) -> None:
-        # After two rounds of the loop: all tasks of this one have noted what they have by then, and those that
-        # went on to their next job, what they need for that.
-        self._is_busy = True
-        loop = asyncio_loop()
-        soon = call_soon_here() if loop is None else loop.call_soon
-        soon(partial(soon, self._begin))
-
-    def _begin(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        start(self._prepare(), then=partial(self._ended, waiting))
-
-    def _ended(self, waiting: list[Callable[[BaseException | None], object]], run: Run[object]) -> None:
-        failure: BaseException | None = None
-        try:
-            run.result()
-        except BaseException as exc:  # noqa: BLE001  raised where it is joined
-            failure = exc.with_traceback(None)
-        self._is_busy = False
-        for call in waiting:
-            call(failure)
-        if self._waiting and not self._is_busy:
-            self._begin_soon()
+    async def until(self, is_done: Callable[[], bool]) -> None:
+        """Run the function until something is done. What it raises is raised in each task that waits."""
+        if is_done():
+            return
+        # Two rounds of the loop: by then all tasks of this one have noted what they have, and those that went
+        # on to their next job, what they need for that.
+        turn = anyio.lowlevel.checkpoint if asyncio_loop() is None else next_round
+        for _ in range(2):
+            await turn()
+        while not is_done():
+            run = self._latest
+            if run is None or run.over.is_set():
+                run = self._latest = start(self._prepare())
+            await run.over.wait()
+            run.check()
 
 
 def call_soon_here() -> _CallSoon:

@@ -141,12 +141,8 @@ class LedgerRecord:
 
     async def written(self) -> None:
         """Wait until all that was noted before is on disk. One transaction writes for all tasks that wait."""
-        if self._on_disk < self._noted:
-            await self._writes.join()
-
-    def when_written(self, call: Callable[[BaseException | None], object]) -> None:
-        """Have a function called when all that was noted before is on disk, or with why that has failed."""
-        self._writes.then(call)
+        noted = self._noted
+        await self._writes.until(lambda: self._on_disk >= noted)
 
     def _write_soon(self) -> Callable[[], object]:
         self._notes.moments += self.moments.taken()
