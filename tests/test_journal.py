@@ -119,7 +119,7 @@ async def test_a_second_run_sends_nothing_and_returns_the_same_outcomes(tmp_path
 
 async def test_ids_left_over_by_a_run_are_sent_by_the_next(tmp_path):
     service = Ledger()
-    first = await run(service, tmp_path / "journal", take=4)
+    first = await run(service, tmp_path / "journal", take=4, max_concurrency=1)
     assert "not_sent" in {outcome.status for outcome in first}
     second = await run(service, tmp_path / "journal")
     assert {outcome.status for outcome in second} <= {"invited", "rejected", "unknown"}
