@@ -71,9 +71,9 @@ class JobStream(Background, Generic[Job]):
         source: The source of the jobs. A separate task draws from it and closes it at the end.
         run: Runs one job, and notes the result in the job. It may release the permit, which is otherwise used
             for the next job or released after it. The permit is not held if its deadline passed first. `run`
-            must let the event loop go round, because its task may go on to the next job without doing so. If
-            the result may not be returned yet, it returns a function that is called with another one, and
-            calls that one when it may, with None or a failure.
+            must give the event loop a turn, because its task may start the next job without one. If the result
+            may not be returned yet, `run` returns a function. The stream calls it with a callback, and the
+            callback must be called as soon as the result may be returned, with None or a failure.
         window: The number of jobs that may be drawn and not yet returned. It bounds the memory.
         needs_permit: Returns whether a job must wait for its permit.
 
