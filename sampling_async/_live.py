@@ -42,9 +42,9 @@ class LiveIndex(BackgroundService):
 
     A new inventory is compiled in a thread, unchanged surveys are not compiled again, and the index is replaced
     between two turns of the event loop. What is closed at the watch is closed in the index at once. Recontact
-    lists are carried over. If an inventory cannot be compiled, because `rank` raises for instance, the error is
-    logged, the index before it stays, without what is closed by now, and the next inventory is tried; if there
-    is no index yet, the error ends the work.
+    lists are carried over. If an inventory cannot be compiled, for example because `rank` raises, the error is
+    logged. The previous index stays in use, without the quotas that have closed, and the next inventory is
+    tried. If there is no index yet, the error ends the work.
 
     Args:
         watch: The watch. Its block must be open.
@@ -157,8 +157,8 @@ class LiveIndex(BackgroundService):
             async with live.follow(inbox): ...
 
         A notification that a quota or survey has closed closes it at once. One that a quota is live has the
-        watch poll soon. Notifications that came before the newest poll began have no effect: that poll knew
-        better. `after` is the ID of the last fact to skip; `Following.after` of an earlier block, for instance.
+        watch poll soon. Notifications that came before the newest poll began have no effect: that poll is
+        newer. `after` is the ID of the last fact to skip, for example `Following.after` of an earlier block.
         """
         from sampling_async._following import Following  # noqa: PLC0415  not all have an inbox
 

@@ -293,10 +293,10 @@ class Caller:
         path: str,
         started: float,
     ) -> None:
-        """Record that the links of a response are given to a member.
+        """Record that the links of a response belong to a member.
 
-        If one of them belongs to another member, this response belongs to another call, and raises a
-        DecodeError. The right response may still arrive, so the idle connections are closed and not used again.
+        If a link was recorded for another member, the response belongs to another call, and a DecodeError is
+        raised. The right response may still arrive, so the idle connections are closed and not used again.
         """
         try:
             self.links.hand(member_code, links, path)

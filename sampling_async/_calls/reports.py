@@ -53,8 +53,8 @@ class AttemptReport:
         number: 1 for the first attempt of a request, 2 for the first repetition.
         quota_ids: The number of quota IDs in the request.
         status: The HTTP status, or None if there was no response.
-        error: The name of the error's class; None if the response could be read. That a bulk lacks items, or
-            has those of other quota IDs, stands in its outcomes.
+        error: The name of the error's class; None if the response could be read. Missing items of a bulk, or
+            items of other quota IDs, show in its outcomes only.
         delivery: Whether the attempt reached the service; `answered` after a response.
         began: Seconds from the beginning of the call to the beginning of the attempt.
         timing: Where the time went: `connect`, `send`, `first_byte` and `body`.

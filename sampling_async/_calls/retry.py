@@ -155,10 +155,10 @@ def shows_outage(error: SamplingError) -> bool | None:
 
 
 def may_concern_one_endpoint(error: SamplingError) -> bool:
-    """Return whether a failure as in an outage may be that of one endpoint, while the others work.
+    """Return whether a failure that looks like an outage may concern one endpoint only.
 
     A proxy redirects, or returns its own 404 page, while it has no service to send a request to. A 404 in JSON,
-    or without a body, is that of a program, about one address.
+    or without a body, comes from a program and is about one address.
     """
     if not isinstance(error, ServiceError):
         return False

@@ -1,7 +1,7 @@
 """The errors that this package raises.
 
     SamplingError
-    ├── InvalidRequestError        refused here, before anything was sent (also a ValueError)
+    ├── InvalidRequestError        refused by the client, before anything was sent (also a ValueError)
     ├── TransportError             no usable HTTP response: refused, cut, garbled
     │   └── TransportTimeoutError  the same, because a time limit passed
     ├── ServiceError               the service refused the request or failed

@@ -19,10 +19,10 @@ UNAVAILABLE: Final = 503
 
 
 class Meaning(Flag):
-    """What a status means. A status that is not in the table has no meaning: it is an error, and it stays.
+    """What a status means. A status that is not in the table is a permanent error.
 
-    `OWN`: the service itself responds with it. After others, which may be those of a proxy after a time limit,
-    the service's own response may follow on the same connection, and the next request would get it.
+    `OWN`: the service itself sends this status. Another status may come from a proxy, for example after a time
+    limit. The service's own response may then follow on the same connection, and the next request would get it.
     `PASSING`: the next attempt may succeed.
     `UNPROCESSED`: it proves that the request was not processed, from the service and from any proxy.
     `LOAD`: the request was refused because of too many requests, or too much load.

@@ -126,8 +126,8 @@ class JournalRows:
 
     Args:
         path: The file, which must exist.
-        is_damaged: Whether to read what can be read. SQLite refuses a file that is shorter than it says of
-            itself, or whose tables have a description that it cannot read.
+        is_damaged: Whether to read what can be read. SQLite refuses a file that is shorter than its header
+            says, or whose schema it cannot read.
 
     Attributes:
         header: The number of rows, and the last digest.

@@ -4,8 +4,9 @@ msgspec fills attrs classes by the names of their fields, and these are not the 
 them has a draft: a subclass whose fields have the wire's names, as other names for the same slots. After the
 reading, values that differ between the wire and the record are converted in place, and the draft becomes the
 record by a change of its `__class__`. This is done for all drafts of one kind together, so that these loops run
-in C too. It returns None for all it cannot read, or would read otherwise than the careful decoder, which then
-reads the body. It does not check fields that no record has.
+in C as well. The decoder returns None for a body that it cannot read, or would read differently from the
+careful decoder. Then the careful decoder reads the body. The fast decoder does not check fields that no record
+has.
 """
 
 from __future__ import annotations

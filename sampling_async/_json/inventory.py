@@ -3,8 +3,8 @@
 A body that is decoded as a whole would block the event loop for seconds. The end of a survey is guessed first,
 because that is fast: by the text between the two surveys before, and by counting braces. A brace inside a text
 can make a guess wrong, but never a result. The cut-out piece must be one whole JSON object, and if it is not,
-the end is found token by token. A survey that lacks a value is left out on request. If there are no others, or
-a value is of a wrong kind, the body is not what the contract says.
+the end is found token by token. A survey that lacks a value is left out on request. If no other survey is left,
+or a value has a wrong type, the body breaks the contract.
 """
 
 from __future__ import annotations

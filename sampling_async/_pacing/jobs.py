@@ -67,10 +67,11 @@ class JobStream(Background, Generic[Job]):
         source: The source of the jobs. A separate task draws from it and closes it at the end.
         run: Runs one job, and notes the result in the job. It may release the permit, which is otherwise used
             for the next job or released after it. The permit is not held if its deadline passed first. `run`
-            must let the event loop go round, because its task may go on to the next job without doing so. If
-            the result must be confirmed first, it returns a function that is called after that.
+            must give the event loop a turn, because its task may start the next job without one. If the result
+            must be confirmed first, `run` returns a function that is called after that.
         window: The number of jobs that may be drawn and not yet returned. It bounds the memory.
         needs_permit: Returns whether a job must wait for its permit.
+        confirm: Waits until the results of all jobs that have ended may be returned.
 
     Attributes:
         open: The drawn jobs and their permits, in the order of drawing, until `release`.

@@ -1,11 +1,12 @@
 """The number of attempts to run at once, and the rate at which they may begin. No I/O: numbers in and out.
 
 The limit starts at 8 and grows while the service responds as fast as at its best. It is halved when the service
-shows overload, and lowered when responses take several times as long as at their best, before any times out:
-that would leave up to a hundred invites that may exist. More quota IDs need more time, so a time is compared
-with the line `a + b * IDs` through the shortest times seen. A limit alone is too much for a service that allows
-twenty requests a second and responds in a millisecond. So the rate at which attempts may begin is derived from
-the refusals for load. An attempt that was not refused for load is *accepted*, whatever the response.
+shows overload, and lowered when responses take several times as long as at their best, before any times out,
+because each timeout leaves up to a hundred invites that may exist. More quota IDs need more time, so a time is
+compared with the line `a + b * IDs` through the shortest times seen. A limit alone is not enough for a service
+that allows twenty requests a second and responds in a millisecond. So the rate at which attempts may begin is
+derived from the refusals for load. An attempt that was not refused for load is *accepted*, whatever the
+response.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class Pace:
     A refusal sets the rate to a little less than that of the attempts accepted before it. From there it grows:
     slowly at first, since the limit is near, and later ever faster. If too few attempts were accepted to
     measure a rate, it falls by more, and grows fast until the next refusal. Refusals may have another cause:
-    one node of several may refuse everything. Then a lower rate does not make the stretches between them
-    longer. So if the rate has fallen, attempts go without one on trial, while the stretches are about as long
-    as before.
+    one node of several may refuse everything. Then a lower rate does not lead to more accepted attempts between
+    two refusals. So if the rate has fallen, attempts run without a rate on trial, for as long as about as many
+    are accepted between two refusals as before.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class OutagePolicy:
         failures: The number of failures in a row. Default (None): five, or `max_concurrency` if that is lower,
             but at least two. If three requests of ten fail, as in the worst hour of a service that still works,
             five in a row come once in four hundred requests, and cost one probe. In an outage, five requests
-            are fewer than those that run anyway.
+            are fewer than those in flight anyway.
         first_pause: Seconds before the first probe. The pause doubles each time, and each is drawn at random
             from half of it up to all of it.
         longest_pause: The longest pause in seconds. With one probe in this time from each client, the end of an

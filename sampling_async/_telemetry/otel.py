@@ -179,7 +179,7 @@ class ClientTelemetry:
     def attempt_ended(
         self, endpoint: Endpoint, status: int | None, error: str | None, seconds: float, fan_out: object
     ) -> None:
-        """Record the duration of an attempt; those of a fan-out some at a time.
+        """Record the duration of an attempt; in a fan-out, record several together.
 
         The SDK takes 7 µs for one, and three times as long if other work comes in between. They are kept by
         fan-out, because the SDK looks at the context: it shows some of them with the trace that they belong to.
@@ -192,7 +192,7 @@ class ClientTelemetry:
             self._record(fan_out)
 
     def record_all(self) -> None:
-        """Record the durations that wait, of all fan-outs: metrics are being collected, perhaps in a thread."""
+        """Record all durations that are still kept: metrics are being collected, perhaps in a thread."""
         for reference in self._fan_outs.valuerefs():  # a copy, made in one step
             fan_out = reference()
             if fan_out is not None:

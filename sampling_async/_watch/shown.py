@@ -21,7 +21,7 @@ Wave: TypeAlias = "tuple[int, int | None]"  # a survey and its wave, or None for
 class Closings:
     """What notifications closed, each with the number of polls that had begun by then.
 
-    A poll that began before a closing was noted may still show the quota as open. A later one knows better.
+    A poll that began before a closing was noted may still show the quota as open. A later poll decides.
     """
 
     def __init__(self, quotas: dict[int, int] | None = None, surveys: dict[Wave, int] | None = None) -> None:

@@ -88,7 +88,7 @@ class QuotaWatch(BackgroundService):
     An unexpected error ends the watch: it is raised when the block is left.
 
     A poll with fewer than a tenth of the quotas is held back, if there were at least 20: the service may have
-    lost them for a moment. If the next poll agrees, it is believed.
+    lost them for a moment. If the next poll confirms it, it is shown.
 
     Attributes:
         board: What is shown now; for other parts of this package.

@@ -24,9 +24,9 @@ class TooSlow(Exception):  # noqa: N818  not an OSError, which TimeoutError woul
 class SocketReader:
     """A faster `wait_readable` for asyncio: the event loop watches the socket all the time.
 
-    Adding and removing the socket for each wait would cost two calls to the system. It is done on foreign loops
-    only, and only where a response goes on: uvloop reports a broken connection once, perhaps together with
-    bytes before it, and then of nothing.
+    To add and remove the socket for each wait would cost two system calls. This is done only on loops that are
+    not asyncio's own, and only within a response: uvloop reports a broken connection only once, perhaps
+    together with earlier bytes, and must be asked again.
     """
 
     __slots__ = (

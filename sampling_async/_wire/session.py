@@ -1,7 +1,8 @@
 """One attempt: send a request and read its response, over httpx.
 
-The key goes to the configured origin only, and into nothing that is printed: the transport under httpx adds it.
-Bodies are limited while they are read, an attempt in its whole time. A failure says whether anything was sent.
+The key goes to the configured origin only, and appears in nothing that is printed: the transport under httpx
+adds it. The size of a body is limited while it is read, and so is the time of the whole attempt. A failure says
+whether anything was sent.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ class Session:
         """Make one attempt and return the reply, with any status. Await what this returns at once.
 
         `within` shortens every limit of `Timeouts`. `read` reads the body of a 200, in place of returning it,
-        and closes it unless it raises. What a signal handler of the application raises comes out as it is.
+        and closes it unless it raises. An exception of the application's signal handler is raised unchanged.
         """
         # What earlier attempts sent is in `track.ambiguous` by now.
         track.sent = False

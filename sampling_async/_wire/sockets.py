@@ -1,12 +1,12 @@
 """One connection as a socket: open it, send, receive, close, and know exactly what happened.
 
-With streams of an event loop it would not be known whether a byte may have left, and whether unread bytes came
-without a request. HTTP/1.1 does not say which request a response belongs to, but a socket shows two things:
-bytes that are there before a request is sent are no response to it (`is_quiet`, `is_silent`), and neither are
-bytes that arrive while the peer's kernel has acknowledged nothing of the request (`receive`; on Linux). What it
-cannot show: bytes without a request that come after a part of the next one has reached the server's kernel, or,
-under TLS, the rest of a record whose first part came before the first request. There only the content of the
-response can show the error.
+The streams of an event loop do not show whether a byte was sent, or whether unread bytes came without a
+request. HTTP/1.1 does not say which request a response belongs to, but a socket shows two things: bytes that
+are there before a request is sent are no response to it (`is_quiet`, `is_silent`), and neither are bytes that
+arrive while the peer's kernel has acknowledged nothing of the request (`receive`; on Linux). What it cannot
+show: bytes without a request that come after a part of the next one has reached the server's kernel, or, under
+TLS, the rest of a record whose first part came before the first request. There only the content of the response
+can show the error.
 """
 
 from __future__ import annotations

@@ -48,23 +48,23 @@ class Campaign:
         await campaign.write("night")
 
     `plan` checks and matches the panel and writes the pairs to request to the ledger; nothing is sent. `run`
-    requests them. It heeds refusals: a full quota is taken out of what is queued, and its members get their
-    next best. The ledger is written before anything is sent, so that a run that was killed is resumed, in this
-    process or another one, without the panel. What was in flight then is `unknown`, and is not requested
+    requests them. It reacts to refusals: the pairs of a full quota are skipped, and its members get their next
+    best quotas. The ledger is written before anything is sent, so that a run that was killed is resumed, in
+    this process or another one, without the panel. What was in flight then is `unknown`, and is not requested
     again. At all times, `planned = invited + rejected + not_sent + unknown + skipped + pending`.
 
     A ledger belongs to one service and panel. It holds member codes and links, and only its owner can read it.
     One run at a time can use it; everybody may look at it and change its limits meanwhile.
 
     Args:
-        client: The client that asks. None if nothing is asked: to plan with a given inventory, without its
-            recontact lists, and to look at a ledger or change its limits.
+        client: The client that sends the requests. None if nothing is sent: to plan with a given inventory,
+            without its recontact lists, and to look at a ledger or change its limits.
         panel: The members: a file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data
             frame, or a function that opens an Arrow stream. It is read twice. See `PanelMatcher` for the
             columns. None if the plan is in the ledger already.
-        inventory: What `get_quotas` returned, or surveys; None: the plan asks the client. Recontact lists are
-            read then. Or an index, with the lists that it has. Or a `LiveIndex`, whose block is open: what it
-            shows as closed is not requested, from that moment on.
+        inventory: What `get_quotas` returned, or surveys. Or an index, with the recontact lists that it has. Or
+            a `LiveIndex`, whose block is open: what it shows as closed is not requested, from that moment on.
+            None: the client reads the inventory and its recontact lists.
         ledger: The file of the ledger.
         allocate: How members are given quotas. Without `reserves` it gets as many as `per_member`.
         lessons: What is done about result codes: a `Rule` or `Lesson` by code. Other codes are as in `LESSONS`.
@@ -75,7 +75,7 @@ class Campaign:
         kinds: How questions are matched, if `inventory` is no index.
         policy: The rules of matching, if `inventory` is no index.
         workers: How many processes match the panel.
-        max_turns: How many turns a member gets at most, because something was refused and replaced.
+        max_turns: How many turns (requests) a member gets at most; the further ones replace refused quotas.
         retry_seconds: How long a pair waits that is requested again, after a technical error.
         wall_clock: Returns seconds since 1970.
         clock: Returns seconds, for latencies and the invites a minute.
@@ -149,13 +149,13 @@ class Campaign:
         return await self._planning(await self._planner(), None)
 
     async def top_up(self, *, open_seconds: float = _DAY) -> Plan:
-        """Plan anew for what is short by now, in the same ledger, and return that plan.
+        """Plan again for the completes that are still missing, in the same ledger, and return the plan.
 
-        The inventory and the panel are read again. No member gets a quota of a survey of which it was asked
-        before, except where all that was refused for a reason that may have passed: the quota or the survey
-        took nobody, the member could get nothing, or something technical. A profile that does not match, or a
-        survey that was taken, stays. Invites that may still end in a complete take room of their quotas, and
-        count as what their members get. What was pending ends as skipped.
+        The inventory and the panel are read again. No member gets a quota of a survey that was requested for it
+        before, unless all those requests were refused for a reason that may have passed: the quota or the
+        survey took nobody, the member could get nothing, or there was a technical error. A refusal because the
+        profile does not match, or the survey was taken, remains. Invites that may still end in a complete take
+        up room of their quotas, and count against what their members may get. What was pending ends as skipped.
 
         Args:
             open_seconds: How long an invite counts as one that may still end in a complete.

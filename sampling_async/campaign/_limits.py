@@ -57,7 +57,7 @@ def _zone(value: object, name: str) -> None:
 
 @frozen(kw_only=True)
 class Limits:
-    """What a campaign keeps to. They are kept in its ledger, and a running campaign heeds changes in a second.
+    """The limits of a campaign. They are in its ledger, and a run applies changes within a second.
 
     Attributes:
         concurrency: The most members in flight at once. Default: the client's `max_concurrency`.

@@ -62,7 +62,7 @@ class Plan:
         expected_value: What these invites bring: for each the value of its quota.
         currency_id: The currency of the prices; None if there are several.
         number: 1 for the first plan of a ledger, then one more for each top-up.
-        warnings: What should be looked at before it begins.
+        warnings: What you should check before the run.
         limits: The limits, in words.
     """
 

@@ -162,7 +162,7 @@ class Summary:
         planned_value: What all planned pairs are worth, if each gets an invite.
         expected_value: What the invites are expected to bring: for each invite the value of its quota.
         possible_value: What all invites bring if each ends in a complete: the sum of their amounts.
-        spent: What the invites cost the partner at most, those that nobody knows of included; see
+        spent: The most that the invites can have cost you, pairs that are `unknown` included; see
             `Limits.max_spend`.
         currency_id: The currency of the prices; None if there are several.
         codes: The result codes, the most frequent first.

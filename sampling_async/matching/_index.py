@@ -310,7 +310,7 @@ class QuotaIndex:
     def explain(self, profile: Profile | Member, quota_id: int, **options: Unpack[MemberOptions]) -> Reason:
         """Return the reasons why a member matches a quota or not, as a tree for people to read.
 
-        The arguments are those of `match`, and so is the `truth` of the result.
+        The arguments are those of `match`. The `truth` of the result says the same as `match`.
 
         Raises:
             UnknownQuotaError: The index has no such quota.

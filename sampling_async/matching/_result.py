@@ -98,8 +98,9 @@ class MatchResult:
     def select(self, n: int, *, one_per_survey: bool = True) -> tuple[int, ...]:
         """Return at most `n` quota IDs to request invites for: first the certain, then the possible ones.
 
-        Both are in the order of their rank, best first. With `one_per_survey`, only one quota of each survey is
-        selected, because a member can take a survey only once.
+        Both are in the order of their rank, best first. A bulk invite takes 100 IDs in one request. With
+        `one_per_survey`, only one quota of each survey is selected, because a member can take a survey only
+        once.
 
         Raises:
             InvalidRequestError: `n` is not a whole number from 0 on.

@@ -223,8 +223,8 @@ def verify_redirect(
     has parsed and joined it: another order of the parameters, or another escape, is another text.
 
     The signature was made over the end page as it is configured. A browser lowers the case of its host, and
-    asks for `/` where it has no path. So pass the configured end page too: without it, an added `/` is
-    overlooked, but not another case of the host.
+    adds `/` if it has no path. So pass the configured end page too: without it, an added `/` is overlooked, but
+    not another case of the host.
 
         verify_redirect("https://partner.example?status=qualified&mc=m1&hash=9f0c...", ["shared secret"])
 

@@ -127,7 +127,7 @@ class HandlerPolicy:
             thread cannot be stopped: its fact stays with it, and its place is given to another one.
         lease: Seconds after which another process may take over a fact, if this one has died. A handler that
             runs longer keeps its fact, with a warning.
-        poll: Seconds between two looks for facts that other processes have stored.
+        poll: Seconds between two checks for facts that other processes have stored.
         grace: Seconds that running handlers get to end when the inbox is closed. A handler that is no
             coroutine function runs in a thread, which is waited for in any case.
     """

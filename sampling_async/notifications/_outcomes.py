@@ -144,7 +144,8 @@ class OutcomeRow:
         member_code: The member.
         survey_id: The survey, with `wave_id`.
         wave_id: The wave.
-        quota_id: The quota of the invite; without an invite that of the notification, if it says one.
+        quota_id: The quota of the invite; without an invite, that of the notification, or None if it names
+            none.
         ending: How it has ended.
         revenue: What this row adds to the revenue, in units of the currency. A correction is the difference to
             the revenue before, and a reconciliation is below 0, so that the sum of all rows is what is paid.
@@ -217,11 +218,11 @@ class OutcomeLedger:
         for quota in await ledger.funnel():
             print(quota.quota_id, quota.invited, quota.completed, quota.revenue)
 
-    An invite and its end belong together by member, survey and wave, since a member can be targeted to one
-    quota of a survey only; of an auto-routed end, by member and original survey; of an end without a wave, by
-    member and survey. If there are several such invites, it is that of the quota that the end names, else the
-    last one before the end. Each method runs in a thread, with a separate connection, beside an open inbox or
-    without one; it raises a StoreError if the store cannot be read or written.
+    An *end* is a completion or a terminate. It is joined with the invite of the same member, survey and wave;
+    if the member was routed to another survey, of the same member and original survey; if it has no wave, of
+    the same member and survey. If there are several such invites, the one of the quota that the end names is
+    taken, else the last one before the end. Each method runs in a thread with a separate connection, and works
+    while an inbox is open, too. It raises a StoreError if the store cannot be read or written.
 
     Args:
         store: The file of the inbox's store. It is made if there is none.
@@ -237,8 +238,8 @@ class OutcomeLedger:
     async def invited(self, outcomes: Iterable[InviteOutcome], *, at: datetime | None = None) -> int:
         """Record invites and return how many are new; outcomes without an invite are skipped.
 
-        Outcomes recorded before, as from a journal, are not recorded again. The invites were made now, or `at`
-        another time.
+        Outcomes recorded before, as from a journal, are not recorded again. `at` says when the invites were
+        made; it has a time zone, and None means now.
 
         Raises:
             InvalidRequestError: `at` has no time zone.

@@ -32,7 +32,7 @@ class KindStatus:
 
 @frozen(kw_only=True)
 class InboxStatus(KindStatus):
-    """The state of an inbox and of its store, see `Inbox.status`. The counts are of all kinds together.
+    """The state of an inbox and of its store, see `Inbox.status`. The counts are sums over all kinds.
 
     Attributes:
         is_open: Whether it takes hits.

@@ -88,7 +88,7 @@ class Entry:
         kind: The kind; None if the notification was not understood.
         posted_as: The kind whose URL it came to.
         key: What it is about: a member in a survey and wave, a quota, a survey. Order is kept for each key.
-        identity: What makes it the same thing: a second entry with this identity is a repetition.
+        identity: Identifies the event: a second entry with this identity is a repetition.
         content: A hash of all fields, by which a repetition with other content is noticed.
         rank: Orders the entries of a key where the newest counts; None where all count.
         fields: The fields as JSON.
@@ -215,7 +215,7 @@ class Store(Protocol):
         """Add new secrets as the newest, and drop all but the newest `keep` of each kind."""
 
     def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        """Store a hit and its notifications; `verdict` is the reason why it was refused, without any.
+        """Store a hit and its notifications. A refused hit has none; `verdict` says why it was refused.
 
         Returns:
             For each entry `new`, `repeated`, `differs`, `stale` or `overruled`.
@@ -235,8 +235,9 @@ class Store(Protocol):
         """Lease facts that are due to a handler, at most one of each key, in the order of arrival.
 
         At most `most` are leased to `owner`, a process, until `until`; those that are not settled by then are
-        due again. Times are in seconds since 1970. Of `kinds`, which have a handler, `only` some are leased
-        now; the others keep the order of their keys all the same. None stands for what was not understood.
+        due again. Times are in seconds since 1970. `kinds` are those with a handler; None among them stands for
+        what was not understood. With `only`, facts of these kinds are leased now; facts of the others still
+        keep the order of their keys.
         """
         ...
 

@@ -207,7 +207,7 @@ class Fault:
     def cut(cls, *, when: CutWhen = "before", reset: bool = False) -> Fault:
         """Drop the connection: before acting, after it but before any byte, or in the middle of the body.
 
-        With `reset`, it is dropped with a TCP reset instead of an orderly end.
+        `when` says which of these. With `reset`, it is dropped with a TCP reset instead of an orderly end.
         """
         return cls("cut", when, variant="reset" if reset else "")
 

@@ -303,8 +303,9 @@ class Ledger:
     def check(self, outcomes: Iterable[Outcome], *, panel_guid: str | None = None) -> Verdict:
         """Check a client's outcomes against the ledger; the usual test is `assert verdict.ok, verdict`.
 
-        The outcomes are everything that a client has reported since the simulator was made. With `panel_guid`,
-        only the invites of this panel are checked, which is needed if panels share member codes.
+        The outcomes are everything that a client has reported since the simulator was made. Each has
+        `member_code`, `quota_id`, `status` and `invite`. With `panel_guid`, only the invites of this panel are
+        checked, which is needed if panels share member codes.
 
         Raises:
             KeyError: There is no such panel.

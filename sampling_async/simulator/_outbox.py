@@ -351,7 +351,7 @@ class Outbox:
         return count
 
     async def send(self, urls: Mapping[str, str]) -> None:
-        """Post over HTTP what is due, to the URL of its kind if there is one, until this is cancelled."""
+        """Post over HTTP what is due, until this is cancelled; kinds without a URL are not sent."""
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
             while True:
                 for posting in self._due():

@@ -190,7 +190,7 @@ class Simulator:
         return panel
 
     def eligible(self, member_code: str, quota_id: int, *, panel_guid: str | None = None) -> int:
-        """Return the result code that a request for the pair would get now; no invite is made."""
+        """Return the result code that a request for the pair would get now; 1 means an invite. None is made."""
         return self._service.code(self._panel(panel_guid), member_code, quota_id)
 
     def close_quota(self, quota_id: int) -> None:
@@ -206,9 +206,10 @@ class Simulator:
             self.notifications.moved(quota.survey)
 
     def open_quota(self, quota_id: int, *, remaining: int | None = None) -> None:
-        """Open a closed quota again, perhaps with other completes that remain from now on.
+        """Open a closed quota again; `remaining` sets the completes that it needs from now on.
 
-        The survey then gets at least as many. By default the counts stay as they are.
+        With `remaining` above 0, a full quota opens too. The survey then needs at least as many. By default the
+        counts stay as they are.
 
         Raises:
             KeyError: There is no such quota.
@@ -264,7 +265,7 @@ class Simulator:
         return SamplingClient(arguments.pop("base_url", self.base_url), **arguments)
 
     def serve(self, *, port: int = 0) -> AbstractContextManager[str]:
-        """Serve over HTTP on 127.0.0.1 from a thread while the `with` block runs; it yields the base URL."""
+        """Serve over HTTP on 127.0.0.1 in a thread during a `with` block, which yields the base URL."""
         from sampling_async.simulator._server import served  # noqa: PLC0415  uvicorn is for sockets only
 
         return served(self.app, port=port)

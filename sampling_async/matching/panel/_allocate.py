@@ -81,11 +81,10 @@ class Allocate:
     """Quotas for each member, chosen together: no quota gets more members than it can use.
 
     `TopK` gives each member its best quotas, and so sends all members to the same ones, which are full soon.
-    Here each quota has a room and a price. Prices are derived from a sample of the panel: a quota that more
-    members would take than it can use becomes dearer, until its members are those who have nothing better. Then
-    the members get, in the order of the panel, the quotas that bring most beyond their price and have room
-    left. A member gets one quota of a survey. Recontact lists, exclusions and device types hold as in all
-    outputs.
+    Here each quota has a room and a price. Prices are derived from a sample of the panel: if more members would
+    take a quota than it can use, its price rises until only members without a better quota take it. Then each
+    member, in the order of the panel, gets the quotas with room left whose value exceeds their price the most.
+    A member gets one quota of a survey. Recontact lists, exclusions and device types hold as in all outputs.
 
     Method: prices from a sample, by a subgradient ascent of the dual of the assignment problem, see Agrawal,
     Wang and Ye, "A Dynamic Near-Optimal Algorithm for Online Linear Programming" (Operations Research 62(4),
