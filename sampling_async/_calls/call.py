@@ -348,7 +348,7 @@ class Caller:
         return late
 
     def _note(self, error: SamplingError, call: Call[Any], track: CallTrack, started: float) -> None:
-        """Add the call's state so far to an error, and apply the hold that the service asks for."""
+        """Add the call's state so far to an error, and apply the hold that the service requests."""
         error.endpoint = call.endpoint
         error.attempts = track.attempts
         error.elapsed = self.clock() - started

@@ -113,7 +113,7 @@ def is_test_failure(exc: BaseException) -> bool:
 
 
 class InvalidRequestError(SamplingError, ValueError):
-    """An argument breaks the contract, and nothing was sent. The text names the rule and the way out."""
+    """An argument breaks the contract, and nothing was sent. The text names the rule and what to do."""
 
 
 class TransportError(SamplingError):

@@ -208,7 +208,7 @@ class Outage:
         return self._is_certain and not away.is_certain
 
     def _try(self) -> None:
-        """Let requests go, one at a time, until one is answered, which ends the outage, or fails."""
+        """Let requests run, one at a time, until one gets a response, which ends the outage, or fails."""
         now = self._clock()
         self.is_on, self._is_trial, self._failures = False, True, 0
         self._ended_at = self._tried_at = now
