@@ -211,7 +211,7 @@ class BulkInviteResult(TimedInSlot, Sequence[InviteOutcome]):
     which may not be the same one.
 
     Its `timing` is that of the request that ended last, from the beginning of the bulk to the result: the other
-    requests ran beside it and ended earlier.
+    requests ran in parallel and ended earlier.
 
     Attributes:
         unrequested: Outcomes that the service returned for unrequested quota IDs; the latest 10,000.
