@@ -187,7 +187,7 @@ class Inviter:
             new_permit: Makes a permit, for a repetition that must be sent after all.
 
         Returns:
-            If the outcomes are not on disk yet, what has a function called when they are.
+            If the outcomes are not on disk yet, a function that takes a callback and calls it when they are.
         """
         if job.repetition is not None:
             await self._ask_repeated(job, job.repetition, new_permit)

@@ -160,7 +160,7 @@ class Outage:
 
         The wait is at most `patience` seconds from `since`, or from the beginning of the outage if that is
         later. With 0 it does not wait, but sends a probe if one is due. As soon as the response to the next
-        probe may come later than `deadline`, this is as with a patience of 0.
+        probe may come later than `deadline`, it behaves as with a patience of 0.
         """
         patient_until = max(self.began_at, since) + patience
         while self.is_on:
