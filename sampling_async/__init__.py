@@ -1,10 +1,10 @@
 """The asyncio client for External Sampling Services.
 
-All public names are in this namespace; the modules behind it are private. `sampling_async.simulator` is a
-simulator of the service, to test against.
+All public names of the client are in this namespace; the modules behind it are private. The tools are in four
+public submodules: `matching`, `campaign`, `notifications`, and `simulator`, a service to test against.
 
 The names that send requests are loaded on first access, because they import an HTTP library. A process that
-only matches members never imports it. There may be many such processes, and they start often.
+only matches members never imports it, and so starts faster.
 """
 
 from importlib import import_module

@@ -92,10 +92,10 @@ class SamplingClient:
             for loopback.
         panel_guid: The PanelGUID, issued by the operator for a panel and culture.
         api_key: The API_AUTH_KEY, a Guid. It is sent to `base_url` only, and no repr or error shows it.
-        max_concurrency: The most requests that may be in flight at once, over all calls of this client. Up to
-            two calls that somebody waits for may go beyond it beside a bulk, if it is 8 or more. Below it, the
-            limit adapts to what the service can take, see `snapshot()`. For several processes that keep one
-            limit together, see `share()`.
+        max_concurrency: The most requests that may be in flight at once, over all calls of this client. If it
+            is 8 or more, up to two single calls may exceed it while bulks run. Below it, the limit adapts to
+            what the service can take, see `snapshot()`. For several processes that keep one limit together, see
+            `share()`.
         timeouts: Time limits of one attempt.
         retry: Whether and how failed calls are repeated.
         outage: What to do during an outage of the service.

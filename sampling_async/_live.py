@@ -121,7 +121,7 @@ class LiveIndex(BackgroundService):
         return age + self._watch.board.since - self._since
 
     async def ready(self) -> None:
-        """Wait until there is an index. Bound it with `anyio.fail_after` or the like.
+        """Wait until there is an index. For a time limit, use `anyio.fail_after`.
 
         Raises:
             RuntimeError: The live index or its watch has ended, or was not entered.

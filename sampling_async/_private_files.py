@@ -54,7 +54,7 @@ def open_private(path: Path) -> int:
 
 
 def require_private(path: Path) -> None:
-    """Check that a file, and those of SQLite beside it, belong to this user, and close them to others.
+    """Check that a file, and SQLite's files beside it, belong to this user; remove the permissions of others.
 
     Files that are not there are no error. A symbolic link of this user to the file is followed.
     """

@@ -1,8 +1,8 @@
 """Profiles: the settings of several panels in one TOML file, which never holds a key.
 
 Address, panel and key say who pays whom, so a profile gives all three. An argument, an option or a variable
-that names another address or panel is refused. Of other settings, an argument counts first, then the
-environment.
+that names another address or panel is refused. For other settings, an argument takes precedence over the
+environment, and the environment over the profile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Remember which pairs of member and quota a fan-out has requested, and what the service answered.
+"""Remember which pairs of member and quota a fan-out has requested, and what the service returned.
 
 A pair that comes again is not sent again, unless its request ended `not_sent`: it gets the outcome of the first
 request. Memory is bounded in two steps. Of the latest `MOST_INVITES` invites all is known; of older ones only

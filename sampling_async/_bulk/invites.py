@@ -194,7 +194,7 @@ class Inviter:
             new_permit: Makes a permit, for a repetition that must be sent after all.
 
         Returns:
-            If the outcomes are not on disk yet: what is to be called when `written` has returned.
+            If the outcomes are not on disk yet, a function to call when `written` has returned.
         """
         if job.repetition is not None:
             await self._ask_repeated(job, job.repetition, new_permit)

@@ -50,7 +50,7 @@ class InviteOwners:
     def hand(self, member_code: str, links: Sequence[str], path: str) -> None:
         """Record that a member received the links of one response.
 
-        A link of another member is a DecodeError: then nothing in this response can be trusted.
+        A link of another member raises a DecodeError: then nothing in this response can be trusted.
         """
         latest, known = self._latest, len(self._latest)
         # This runs for every response, so it is a few steps in C over all links, without a Python loop. The
@@ -348,7 +348,7 @@ class Caller:
         return late
 
     def _note(self, error: SamplingError, call: Call[Any], track: CallTrack, started: float) -> None:
-        """Add the call's state so far to an error, and apply the hold that the service asks for."""
+        """Add the call's state so far to an error, and apply the hold that the service requests."""
         error.endpoint = call.endpoint
         error.attempts = track.attempts
         error.elapsed = self.clock() - started

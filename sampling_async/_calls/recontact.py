@@ -119,7 +119,7 @@ class Cursor:
     def advance(self, page: RecontactMembers) -> RecontactMembers:
         """Move behind a page, and return it without a first code that repeats the end of the page before.
 
-        A page with more to come that is empty, or ends as an earlier one did, is a PagingError.
+        Raise a PagingError if more pages follow, and this page is empty or ends as an earlier one did.
         """
         # Example: after "b", the pages [b c d] and [c d] are both valid and both give [c d].
         if self.after is not None and page.member_codes[:1] == (self.after,):

@@ -193,7 +193,7 @@ class Hooks:
     ) -> None:
         """Report an attempt, and note it for the report of its call.
 
-        It was cut off if there is neither answer nor failure.
+        The attempt was cut off if there is neither a response nor a failure.
         """
         status, name = _status_of(answer), None if error is None else type(error).__name__
         if self._spans is not None:

@@ -103,9 +103,9 @@ def delivered(error: E, delivery: Delivery) -> E:
 
 
 def is_test_failure(exc: BaseException) -> bool:
-    """Return whether an exception says that a test has failed, or skips it: it is the test's to see.
+    """Return whether an exception fails or skips a test. Then it must reach the test unchanged.
 
-    It comes from a mock, of which an assertion failed, or in which `pytest.fail` was called.
+    Such an exception comes from a mock in which an assertion failed, or `pytest.fail` was called.
     """
     # Not imported for this check: what is not loaded raises nothing.
     pytest = sys.modules.get("_pytest.outcomes")
@@ -113,7 +113,7 @@ def is_test_failure(exc: BaseException) -> bool:
 
 
 class InvalidRequestError(SamplingError, ValueError):
-    """An argument breaks the contract, and nothing was sent. The text names the rule and the way out."""
+    """An argument breaks the contract, and nothing was sent. The text names the rule and what to do."""
 
 
 class TransportError(SamplingError):

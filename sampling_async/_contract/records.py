@@ -234,9 +234,9 @@ class Invite(Timed, FrozenStruct, frozen=True, gc=False, omit_defaults=True, ren
 
     The price, LOI (minutes) and IR (percent) are those of the moment when the invite was made. They replace the
     ones from Get Quotas. `member_amount` is None if the service leaves it out. If it leaves out one of
-    `wave_id`, `partner_amount`, `loi` and `ir`, or gives null, that is 0: the link is valid all the same. In a
-    bulk the outcome's `anomaly` says so, and `generate_invite` logs a warning. `url` identifies the member, so
-    the repr hides it. Only invites of `generate_invite` have a `timing`.
+    `wave_id`, `partner_amount`, `loi` and `ir`, or gives null, the value is 0, and the link is valid. In a bulk
+    the outcome's `anomaly` says so, and `generate_invite` logs a warning. `url` identifies the member, so the
+    repr hides it. Only invites of `generate_invite` have a `timing`.
     """
 
     # msgspec takes the wire's names and the bounds of numbers from the class that it fills. `gc=False`: the

@@ -48,7 +48,7 @@ class Timing:
 
     @property
     def total(self) -> float:
-        """The seconds from the beginning of the call to its end, without your own between two surveys."""
+        """The seconds from the beginning of the call to its end, without your own time between two surveys."""
         return sum([getattr(self, stage) for stage in STAGES], 0.0)
 
 

@@ -133,7 +133,7 @@ def structure(cls: type[T], value: Any, at: str = "$") -> T:
 
 
 def zeros(invite: dict[str, Any]) -> str | None:
-    """Return what an invite, as parsed JSON, does not say and 0 stands for; None if it says all."""
+    """Return the fields that an invite, as parsed JSON, lacks and that are read as 0; None if it has all."""
     names = [name for name in rules.ZEROS if rules.spelled(invite, name) is None]
     return f"the invite has no {', '.join(names)}: 0 stands for it" if names else None
 

@@ -280,7 +280,7 @@ def _is_utf8(body: bytes) -> bool:
 
 @cache
 def is_usable() -> bool:
-    """Return whether drafts work with the installed msgspec: another version may create instances otherwise."""
+    """Return whether drafts work with the installed msgspec: other versions may make instances differently."""
     try:
         price = _decoder(Price).decode(b'{"CurrencyID":2,"Amount":1.5}')
         works = _become(Price, (price,), Shared()) and price == Price(1.5, 2)

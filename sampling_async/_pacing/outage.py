@@ -160,7 +160,7 @@ class Outage:
 
         The wait is at most `patience` seconds from `since`, or from the beginning of the outage if that is
         later. With 0 it does not wait, but sends a probe if one is due. As soon as the response to the next
-        probe may come later than `deadline`, this is as with a patience of 0.
+        probe may come later than `deadline`, it behaves as with a patience of 0.
         """
         patient_until = max(self.began_at, since) + patience
         while self.is_on:
@@ -208,7 +208,7 @@ class Outage:
         return self._is_certain and not away.is_certain
 
     def _try(self) -> None:
-        """Let requests go, one at a time, until one is answered, which ends the outage, or fails."""
+        """Let requests run, one at a time, until one gets a response, which ends the outage, or fails."""
         now = self._clock()
         self.is_on, self._is_trial, self._failures = False, True, 0
         self._ended_at = self._tried_at = now

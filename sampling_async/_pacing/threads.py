@@ -40,7 +40,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 async def join_uncancelled(run: Run[T], on_cancel: Callable[[], object] = lambda: None) -> T:
     """Wait for a run in a thread to its end, and return its result. Cancellations are raised only then.
 
-    Use it where a thread must not stay behind: what it still did would meet what is done next.
+    Use it if the thread must not run on, because its work would conflict with what follows.
 
     Args:
         run: The run.

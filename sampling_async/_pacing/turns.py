@@ -51,8 +51,8 @@ _MOST_IN_A_ROW: Final = 9
 class Lane:
     """A queue at a gate for one kind of work. Lanes take turns, so a long queue does not delay a short one.
 
-    A lane of weight 2 has about two turns for each turn of a lane of weight 1. One that requests a permit at a
-    time gets only one of the permits that are released in the same moment.
+    A lane of weight 2 has about two turns for each turn of a lane of weight 1. A lane that requests one permit
+    at a time gets only one of the permits that are released in the same moment.
     """
 
     def __init__(self, kind: str, weight: float = 1.0, *, patience: float = 0.0) -> None:

@@ -1,8 +1,8 @@
 """The result of a bulk invite: an outcome for every quota ID, in the caller's order.
 
 Users may keep a million outcomes, and read most of them once or never. So a response is kept in columns: a byte
-for each ID, which stands for what the service said of it, and the invites. Outcomes are created when they are
-read. The garbage collector visits each item of a tuple, but no byte.
+for each ID, which encodes its result, and the invites. Outcomes are created when they are read. The garbage
+collector visits each item of a tuple, but no byte.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class BulkInviteResult(TimedInSlot, Sequence[InviteOutcome]):
     which may not be the same one.
 
     Its `timing` is that of the request that ended last, from the beginning of the bulk to the result: the other
-    requests ran beside it and ended earlier.
+    requests ran in parallel and ended earlier.
 
     Attributes:
         unrequested: Outcomes that the service returned for unrequested quota IDs; the latest 10,000.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SamplingAsyncInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Gives telemetry to each `SamplingClient` that is made from now on, unless it was given some itself."""
+    """Gives telemetry to each `SamplingClient` that is made from now on and has no telemetry of its own."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """Return what must be installed: the package itself."""

@@ -72,7 +72,7 @@ class Listener(Protocol):
 
 
 class Board:
-    """What is shown now, and who wants to know of it."""
+    """What is shown now, and the readers to notify."""
 
     def __init__(self) -> None:
         self.view: Mapping[Key, Survey] | None = None  # None before the first inventory

@@ -35,7 +35,7 @@ class Closings:
             self.surveys[what] = max(begun, self.surveys.get(what, 0))
 
     def since(self, poll: int) -> Closings:
-        """Return the closings that a poll did not know of, by the poll's number."""
+        """Return the closings that are newer than a poll, given its number."""
         return Closings(
             {quota_id: begun for quota_id, begun in self.quotas.items() if begun >= poll},
             {wave: begun for wave, begun in self.surveys.items() if begun >= poll},

@@ -214,7 +214,7 @@ class QuotaWatch(BackgroundService):
         return [] if self._shown is None else self._shown.hidden(self._closings)
 
     async def ready(self) -> None:
-        """Wait until there is an inventory, be it from the cache. Bound it with `anyio.fail_after` or the like.
+        """Wait until there is an inventory, perhaps from the cache. For a time limit, use `anyio.fail_after`.
 
         Raises:
             RuntimeError: The watch has ended, or was not entered.

@@ -109,7 +109,7 @@ class RequestBody(httpx.AsyncByteStream):
 class LimitedBody:
     """The body of a response, part by part and within its limits. gzip is the only encoding it accepts.
 
-    Another one that is named is ignored if the body begins as JSON: some services say `utf-8`, which is none.
+    Another encoding in the header is ignored if the body begins as JSON: some services send `utf-8` there.
     """
 
     def __init__(self, response: httpx.Response, wire: int, decoded: int) -> None:

@@ -332,7 +332,7 @@ def _clear(engine: weakref.ref[Engine], loop: asyncio.AbstractEventLoop) -> None
 
 
 def _check_proxy_accepts(answer: ResponseParser, sent: Callable[[bool], None]) -> None:
-    """Raise if a proxy asks for credentials: it has not sent the request to the service."""
+    """Raise if a proxy requires credentials: then it has not sent the request to the service."""
     if answer.status == UNAUTHORIZED and b"proxy-authenticate" in answer.fields:
         sent(False)
         raise refusal_of(answer.status)

@@ -54,7 +54,7 @@ _KEY_HEADER: Final = "API_AUTH_KEY"
 
 
 class Client(httpx.AsyncClient):
-    """An httpx client that hands requests to a `Carrier` and does nothing else.
+    """An httpx client that passes requests to a `Carrier` and does nothing else.
 
     It follows no redirects, keeps no cookies and writes no log. Monitoring agents wrap methods of httpx's class
     and report addresses, which contain member codes. This class bypasses these methods.
@@ -71,7 +71,7 @@ class Client(httpx.AsyncClient):
 
 
 class Carrier(httpx.AsyncBaseTransport):
-    """The transport of `Client`: our engine, or a transport that the user gave.
+    """The transport of `Client`: the client's own engine, or a transport that the user gave.
 
     It adds the key at the lowest level, below all parts of httpx that log, redirect or put requests into
     exceptions.
@@ -405,7 +405,8 @@ class Session:
     async def aclose(self) -> None:
         """End all running attempts with `ClientClosedError`, wait for them, and close the connections.
 
-        If this is cancelled, the idle connections of our engine are closed already. Another call does the rest.
+        If this is cancelled, the idle connections of the client's own engine are closed already. Another call
+        does the rest.
         """
         # These come before any `await`, so that a cancellation cannot prevent them.
         self.closed = True

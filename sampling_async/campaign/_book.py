@@ -64,7 +64,7 @@ class Book:
     """What is known while a campaign runs: rooms, closed quotas, and counts.
 
     `earlier` are the pairs of earlier plans, by quota, that were invited or are unknown. The rooms of this plan
-    are without them already.
+    already exclude them.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class Campaign:
         limits: The limits to begin with; see `limit` for changing them.
         cost: What an invite costs you, for `Limits.max_spend`: one number, by quota ID, or a function of the
             `Survey` and the `Quota`. If an invite's own `member_amount` is higher, that counts.
-        columns: The question ID, or the name of another column, that a column of the panel stands for.
+        columns: For columns with other names: the question ID, or the usual name, by the name in the panel.
         kinds: How questions are matched, if `inventory` is no index.
         policy: The rules of matching, if `inventory` is no index.
         workers: How many processes match the panel.
@@ -134,7 +134,7 @@ class Campaign:
     async def plan(self) -> Plan:
         """Return the plan in the ledger; make it if there is none. Nothing is sent, except to read quotas.
 
-        The panel is checked whole: columns, answers, and that each member code is there once.
+        The whole panel is checked: columns, answers, and that each member code occurs once.
 
         Raises:
             InvalidRequestError: The panel cannot be used; the text names the row or column. Or the ledger has
@@ -252,7 +252,7 @@ class Campaign:
         )
 
     async def limit(self, **changes: Any) -> Limits:
-        """Change some limits, see `Limits`, and return all. A run heeds them within a second, in any process.
+        """Change some limits, see `Limits`, and return all. A run applies them within a second, in any process.
 
             await campaign.limit(invites_per_minute=600, max_invites=20_000)
 
@@ -263,7 +263,7 @@ class Campaign:
         return await self._reading(lambda ledger: ledger.change_limits(**changes))
 
     async def pause(self, reason: str = "") -> None:
-        """Let a run request nothing more until `resume`. What is in flight is still answered."""
+        """Let a run request nothing more until `resume`. Responses to what is in flight are still processed."""
         await self.limit(paused=True, reason=reason)
 
     async def resume(self) -> None:

@@ -78,7 +78,7 @@ class CampaignLedger(LedgerFile):
             raise LedgerError(f"holds limits that cannot be used: {exc}", path=self.path) from exc
 
     def change_limits(self, **changes: Any) -> Limits:
-        """Change some limits and return all. A run of another process heeds them within a second."""
+        """Change some limits and return all. A run of another process applies them within a second."""
         with self._writing() as database:
             found = database.execute("SELECT value FROM facts WHERE name = 'limits'").fetchone()
             limits = self._limits_of(None if found is None else found[0]).changed(**changes)

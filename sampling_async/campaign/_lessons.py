@@ -27,7 +27,7 @@ class Lesson(StrEnum):
         SURVEY: The survey takes nobody now. All its quotas are taken out.
         MEMBER: The member gets nothing more in this campaign.
         MEMBER_SURVEY: The member gets nothing more of this survey.
-        LATER: The same pair is requested again later, up to three times.
+        LATER: The same pair is requested again later, up to three times in all.
         STOP: No pair can succeed, for example because the panel is not known. The campaign stops.
     """
 

@@ -66,7 +66,7 @@ class Limits:
         max_spend: The most that the invites may cost, see `Campaign(cost=...)`.
         hours: The times of the day between which it sends requests, such as "22:00-06:00".
         zone: The time zone of `hours`. Default: UTC.
-        paused: Whether it pauses. What is in flight is still answered.
+        paused: Whether it pauses. Responses to what is in flight are still processed.
         reason: Why it pauses, for the report.
     """
 

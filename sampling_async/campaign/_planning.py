@@ -306,7 +306,7 @@ class _ReopenablePanel:
 def _source_of(
     panel: Panel, matcher: PanelMatcher, renamed: Mapping[str, str], extra: frozenset[str]
 ) -> _ReopenablePanel:
-    """Return a panel, after a look at its columns."""
+    """Return a panel, after a check of its columns."""
     if isinstance(panel, str | os.PathLike):
         text = os.fspath(panel)
         names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}

@@ -1,6 +1,7 @@
 """The report of a campaign: one HTML page that loads nothing and runs nothing.
 
-The page is `templates/report.html`. Here are the figures that the summary has not, and how values are written.
+The page is `templates/report.html`. This module computes the figures that are not in the summary, and formats
+values.
 """
 
 from __future__ import annotations

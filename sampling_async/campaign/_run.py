@@ -1,4 +1,4 @@
-"""One run of a campaign: request what is pending, under the limits that hold, and heed the outcomes."""
+"""One run of a campaign: request what is pending, under the current limits, and react to the outcomes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ _SIGN: Final = 1.0  # seconds between two signs in the ledger that the run is al
 class CampaignRun:
     """The outcomes of a run as they come: an async context manager and, inside it, an async iterator.
 
-    It ends when no pair is pending, when a cap is reached, or when the service cannot be asked any more;
-    `reason` then says why. Leave the block to stop it earlier: what was not sent stays pending, for the
-    next run.
+    It ends when no pair is pending, when a cap is reached, or when no more requests can be sent; `reason` then
+    says why. Leave the block to stop it earlier: what was not sent stays pending, for the next run.
 
     Attributes:
         reason: Why it ended although pairs are pending; empty otherwise.
@@ -205,7 +204,7 @@ class CampaignRun:
         return outcome
 
     def stop(self, reason: str) -> None:
-        """Request nothing more. What is in flight is still answered, and the rest stays pending.
+        """Request nothing more. Responses to what is in flight are still processed, and the rest stays pending.
 
         Args:
             reason: Why, for the ledger and the report. An earlier reason stays.

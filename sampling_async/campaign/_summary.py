@@ -27,7 +27,7 @@ class Pairs:
     Attributes:
         planned: All pairs that were ever planned.
         invited: The service made an invite.
-        rejected: The service answered with another code.
+        rejected: The service returned another result code.
         not_sent: It could not be sent, several times.
         unknown: It was sent, and no usable response came: an invite may exist.
         skipped: It was not requested, because of earlier refusals; see `Summary.skipped`.
@@ -45,7 +45,7 @@ class Pairs:
 
 @frozen(kw_only=True)
 class CodeCount:
-    """How often the service answered with a result code.
+    """How often the service returned a result code.
 
     Attributes:
         result_code: The code; None for pairs without a response.
@@ -100,14 +100,13 @@ class Moment:
     Attributes:
         at: When the interval began.
         seconds: Its length.
-        requests: Requests that were answered in it, or failed.
+        requests: Requests that ended in it, with a response or without.
         invited: Invites made.
         rejected: Pairs refused.
         failed: Pairs that ended `not_sent` or `unknown`.
         latency: The median seconds of its requests; None if there were none.
         latency_95: What 95 % of them did not exceed.
-        limit: How many requests the client thought the service could take at once, at its end; None if not
-            known.
+        limit: The client's adaptive limit for bulk invites at its end; None if not known.
     """
 
     at: datetime

@@ -367,7 +367,7 @@ class QuotaIndex:
 
 
 class MemberOptions(TypedDict, total=False):
-    """What `QuotaIndex.match` takes beside the answers; see there."""
+    """The arguments of `QuotaIndex.match` other than the answers; see there."""
 
     device_type: int | None
     exclude_surveys: Iterable[int] | None

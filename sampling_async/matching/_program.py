@@ -27,7 +27,7 @@ K = TypeVar("K", bound="Hashable")
 class Diagnostic:
     """A report of something odd about a quota.
 
-    The quota is matched all the same; a part that is not understood counts as possible. `path` is the place in
+    The quota is matched nevertheless; a part that is not understood counts as possible. `path` is the place in
     the quota, such as `Layers[0].SubQuotas[2]`; it is empty for the whole quota.
     """
 

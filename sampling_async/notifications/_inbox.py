@@ -71,14 +71,14 @@ class Inbox:
     Enter the URLs of `inbox.urls("https://partner.example/notifications")` at the operator. Each one holds
     a secret: keep them out of logs. Any framework can also call `receive` or `receive_sync`.
 
-    Before and after its block, hits are answered with 503, so that they are sent again. It may be entered
-    again, in another event loop too, as `TestClient` does in each test.
+    A *hit* is one HTTP request. Before and after the block, hits get a 503, so that they are sent again. It may
+    be entered again, in another event loop too, as `TestClient` does in each test.
 
     Args:
         store: A file, or a `Store` that you have written.
         secrets: The secrets of the URLs, at least 16 characters each: one or several for all kinds, or a
             mapping from kinds. All of them are valid; `urls` shows the first. See `kept_secrets`.
-        basic: Names and passwords of Basic auth, in place of secrets or beside them.
+        basic: Names and passwords of Basic auth, instead of secrets or in addition to them.
         networks: Where hits may come from, such as `"198.51.100.0/24"`; by default from everywhere.
         trusted_proxies: The networks of your proxies, whose X-Forwarded-For is believed; `"unix"` for one that
             connects through a Unix socket.
@@ -173,7 +173,7 @@ class Inbox:
     def app(self) -> NotificationsApp:
         """The inbox as an ASGI application, to mount in another one or to serve alone.
 
-        It handles no lifespan: open the inbox yourself, or it answers 503.
+        It handles no lifespan: open the inbox yourself, or it returns 503.
         """
         return NotificationsApp(self)
 
@@ -214,9 +214,9 @@ class Inbox:
     ) -> HitResponse:
         """Store a hit: it is on the disk when this returns a status of 200.
 
-        It never raises. It returns 404 for a wrong secret or kind, 403 for an address or a signature, 413
-        for a body over 1 MiB, 415 for a compression that is neither gzip nor deflate, 503 if it could not be
-        stored. If cancelled, it may be stored all the same.
+        It never raises. It returns 404 for a wrong secret or kind, 403 for an address or a signature, 413 for a
+        body over 1 MiB, 415 for a compression that is neither gzip nor deflate, 503 if it could not be stored.
+        If cancelled, it may be stored nevertheless.
 
         Args:
             kind: The kind whose URL was called.

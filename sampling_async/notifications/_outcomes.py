@@ -218,11 +218,12 @@ class OutcomeLedger:
         for quota in await ledger.funnel():
             print(quota.quota_id, quota.invited, quota.completed, quota.revenue)
 
-    An *end* is a completion or a terminate. It is joined with the invite of the same member, survey and wave;
-    if the member was routed to another survey, of the same member and original survey; if it has no wave, of
-    the same member and survey. If there are several such invites, the one of the quota that the end names is
-    taken, else the last one before the end. Each method runs in a thread with a separate connection, and works
-    while an inbox is open, too. It raises a StoreError if the store cannot be read or written.
+    An *end* (a completion, a terminate or a reconciliation) is joined with the invite of the same member,
+    survey and wave. If the member was routed to another survey, the original survey is compared. If the end has
+    no wave, only member and survey are compared. If there are several such invites, the one of the quota that
+    the end names is taken, else the last one before the end. Each method runs in a thread with a separate
+    connection, and works while an inbox is open, too. It raises a StoreError if the store cannot be read or
+    written.
 
     Args:
         store: The file of the inbox's store. It is made if there is none.

@@ -145,7 +145,7 @@ class QuotaStatus:
 class UnknownNotification:
     """A notification that was not understood: its body, and the reason.
 
-    It was posted to the URL of `kind` by a sender who knows that URL. Nothing more is known of it.
+    It was posted to the URL of `kind`, by a sender who knows that URL.
     """
 
     kind: Kind

@@ -43,8 +43,8 @@ class SqliteStore(Store):
 
     A transaction is on the disk when it ends (WAL, `synchronous=FULL`), so that what was acknowledged survives
     a kill of the process and a loss of power. Several processes of one machine may use the file at once; it
-    must not lie on a network's file system. Beside the file there are two more while it is open, with the
-    endings `-wal` and `-shm`.
+    must not be on a network file system. Beside the file there are two more while it is open, with the endings
+    `-wal` and `-shm`.
 
     Args:
         path: The file. It is made if there is none; its folder must be there.
@@ -246,7 +246,7 @@ class SqliteStore(Store):
         """Delete the receipts of hits before a time, and return how many.
 
         Facts stay, because a repetition may come late; so do the bodies of what was not understood. The file
-        keeps its size, and its free places are used again. This may run beside an open inbox.
+        keeps its size, and its free space is reused. This may run while an inbox is open.
 
         Raises:
             InvalidRequestError: `before` has no time zone.

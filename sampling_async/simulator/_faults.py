@@ -170,7 +170,7 @@ class Fault:
         retry_after: float | str | None = None,
         when: When = "before",
     ) -> Fault:
-        """Answer with an error status.
+        """Respond with an error status.
 
         Args:
             status: The status, from 200 to 599.

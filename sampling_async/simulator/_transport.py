@@ -75,7 +75,7 @@ class SimulatorTransport(httpx.AsyncBaseTransport):
     - A cut before the response raises `httpx.RemoteProtocolError`, or with a reset `httpx.ReadError`. After a
       cut in the middle of the body, the response has its status, and reading the body raises.
     - If the simulator would be silent for longer than the request's read timeout, the transport is silent for
-      that long and raises `httpx.ReadTimeout`. The service has acted on the request all the same.
+      that long and raises `httpx.ReadTimeout`. The service has acted on the request nevertheless.
     - Other timeouts have no effect: there is no connection to open or to wait for.
     """
 

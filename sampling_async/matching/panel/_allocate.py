@@ -112,10 +112,10 @@ class Allocate:
         weight: A column of the panel, a number of 0 or more by which the value counts for a member, such as its
             expected response; null counts as 1. Any expression of your columns can make it.
         rates: The share of invites that members follow: one number, or by quota ID. Default: 1, not known.
-        overshoot: How many times the room, if it is not given: 1.2 is a fifth more.
-        possible: What a possible match is worth beside a certain one of the same quota; 0 leaves it out.
+        overshoot: A factor for the default room: 1.2 is a fifth more.
+        possible: The value of a possible match as a share of that of a certain one; 0 leaves it out.
         reserves: How many further quotas of a member are listed at most; 0 for none.
-        seed: Another seed draws another sample, and breaks ties otherwise.
+        seed: The seed of the sample and of the order of equal quotas.
         prices: The result of `PanelMatcher.learn`; None: prices are derived from the panel.
 
     Raises:

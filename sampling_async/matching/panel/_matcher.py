@@ -173,8 +173,8 @@ class PanelMatcher:
     def learn(self, stream: Any, *, workers: int | Workers = 1) -> PanelMatcher:
         """Return a matcher that allocates with prices derived from a panel, read to its end; see `Allocate`.
 
-        `run` does this by itself. Call it if the panel can be read only once, with another part of your members
-        that is like the panel, or to use the same prices for several runs. The arguments are those of `run`.
+        `run` does this by itself. Call it to use the same prices for several runs. Or call it if your panel can
+        be read only once: then give it other members that are like the panel. The arguments are those of `run`.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`; or as `run`.
@@ -184,7 +184,7 @@ class PanelMatcher:
     def allocate(self, candidates: Any) -> BatchReader:
         """Allocate among given candidates: found by your rules or model, or by `TopK`.
 
-        They are an Arrow stream with the columns of `TopK`, and perhaps `invites_left` and the weights, which
+        They are an Arrow stream with the columns of `TopK` and, optionally, `invites_left` and the weights. It
         is read twice, unless the output has prices. The panel is not matched. So the lists should be long,
         about eight candidates for each quota that a member gets, and not the same for all members. Quotas that
         the index does not have are passed over.
@@ -238,10 +238,10 @@ class PanelMatcher:
     def map_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Match a part of a panel that an engine divides; yield the output of this part as record batches.
 
-        The part is its record batches, or an Arrow stream. For the counts, the samples or the allocation of the
-        whole panel, combine the outputs of its parts with `merged`. For an allocation, derive the prices first:
-        combine the outputs of `learning().map_batches` with `learned`, which returns the matcher for the second
-        step.
+        Give the part as record batches or as an Arrow stream. For the counts, the samples or the allocation of
+        the whole panel, combine the outputs of its parts with `merged`. For an allocation, derive the prices
+        first: combine the outputs of `learning().map_batches` with `learned`, which returns the matcher for the
+        second step.
 
         Raises:
             InvalidRequestError: An allocation has no prices yet; or, while the output is read, as `run`.
@@ -280,8 +280,8 @@ class PanelMatcher:
     def merged(self, parts: Any) -> Any:
         """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of all its parts.
 
-        These are an Arrow stream, or record batches. Quotas that this matcher does not have, because they have
-        closed since, are passed over.
+        Give the parts as an Arrow stream or as record batches. Quotas that this matcher does not have, because
+        they have closed since, are skipped.
 
         Raises:
             InvalidRequestError: These are parts of another output.

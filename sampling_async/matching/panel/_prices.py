@@ -265,10 +265,10 @@ def _digest_of(source: CompactInventory) -> int:
 def prices_of(source: CompactInventory, sample: Any, possible: float, depth: float) -> Prices:
     """Return the prices at which supply and demand meet, by a merged sample of the panel.
 
-    Prices begin at 0. In each round, each member of the sample takes the quotas that bring most beyond their
-    price. Where more is taken than there is room, the price rises; where less, it falls; the steps become
-    smaller. See `Allocate` for the method. `depth` is how many candidates of a member there should be on
-    average, at most.
+    Prices begin at 0. In each round, each member of the sample takes the quotas whose value exceeds their price
+    most. If a quota is taken by more members than it has room for, its price rises; if by fewer, it falls. The
+    steps become smaller. See `Allocate` for the method. `depth` is how many candidates of a member there should
+    be on average, at most.
     """
     market = source.market
     assert market is not None
