@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from sampling_async.matching.panel._arrow import BatchReader
-    from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._plan import PanelColumns
-    from sampling_async.matching.panel._workers import Piece
+    from sampling_async.matching.panel._worker import Piece
 
 Output: TypeAlias = Counts | TopK | Sample | Allocate
 """Counts of members for each quota, the best quotas of each member, some members of each quota, or quotas for
@@ -100,6 +99,7 @@ class PanelMatcher:
         self._source = source
         self._kernels = _Kernels(source)
         self._kept: _OfSchema[tuple[list[int], bool]] = _OfSchema()
+        self._read: _OfSchema[PanelColumns] = _OfSchema()
 
     def terms(self) -> Terms:
         """Return the rooms and values of an `Allocate`.
@@ -252,7 +252,7 @@ class PanelMatcher:
             return self._for(self._of_parts, self._source).map_batches(batches)
         # A table can be iterated too, but by its columns.
         stream = batches if hasattr(batches, "__arrow_c_stream__") else iter(batches)
-        return self._matched_by(Workers(1), batches_of(stream))
+        return self._matched(self._pieces(batches_of(stream)))
 
     def _pieces(self, batches: Iterable[Any]) -> Iterator[Piece]:
         """Yield batches of a good size, each with the place of its first member."""
@@ -264,18 +264,41 @@ class PanelMatcher:
         if not isinstance(self.output, PriceSample):  # then the panel is read once more
             odd.log()
 
-    def _share(self) -> _PanelShare:
-        return _PanelShare(self.output.collector(self._source), self._kernels)
+    def _matched(self, pieces: Iterable[Piece]) -> Iterator[Any]:
+        kernel: Kernel | None = None
+        collector = self.output.collector(self._source)
+        for first, batch in pieces:
+            columns = self._read.found(batch.schema, self._columns)
+            # Another kernel only if the columns change within the panel.
+            if kernel is None or kernel.plan.columns != columns:
+                kernel = self._kernels.lend(columns)
+            ready = collector.begin(batch, first)
+            answers = kernel.answers(ready, first)
+            for members in _chunks(len(ready)):
+                kernel.fill(answers, members)
+                made = collector.add(kernel, members)
+                if made is not None:
+                    yield made
+        if kernel is not None:
+            self._kernels.take_back(kernel)
+        made = collector.end()
+        if made is not None:
+            yield made
 
     def _matched_by(self, workers: Workers, batches: Iterable[Any]) -> Iterator[Any]:
         """Match with one process or several, and merge the outputs that are not final."""
         parts: list[Any] = []
-        for is_part, made in matched_by(workers, self._share, self._pieces(batches), self._kernels.plan):
+        for is_part, made in matched_by(workers, self._matched, self._pieces(batches), self._planned):
             if is_part:
                 parts.append(made)
             else:
                 yield made
-        yield from self.merged(parts).to_batches() if len(parts) > 1 else parts
+        if parts:
+            yield from self.merged(parts).to_batches()
+
+    def _planned(self, batch: Any) -> Kernel:
+        """Make the plan for a panel in this process, so that the others need not make it again."""
+        return self._kernels.plan(self._read.found(batch.schema, self._columns))
 
     def merged(self, parts: Any) -> Any:
         """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of all its parts.
@@ -334,6 +357,9 @@ class PanelMatcher:
         places = [at for at, name in enumerate(schema.names) if name in names]
         return places, all(is_settled(schema.field(at).type) for at in places)
 
+    def _columns(self, schema: Any) -> PanelColumns:
+        return columns_of(schema, self._source)
+
 
 class _OfSchema(Generic[T]):
     """A cache for the last schema: most batches have the same schema, and to look at one is slow."""
@@ -355,16 +381,14 @@ class _Kernels:
 
     def __init__(self, source: CompactInventory) -> None:
         self._source = source
-        self._columns: _OfSchema[PanelColumns] = _OfSchema()
         self._planned: dict[PanelColumns, Kernel] = {}
         self._idle: list[Kernel] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_idle": []}
 
-    def plan(self, batch: Any) -> Kernel:
-        """Return the kernel for batches like this one, copied for each run."""
-        columns = self._columns.found(batch.schema, lambda schema: columns_of(schema, self._source))
+    def plan(self, columns: PanelColumns) -> Kernel:
+        """Return the kernel for some columns, copied for each run; most panels have the same columns."""
         planned = self._planned.get(columns)
         if planned is None:
             planned = Kernel(PanelPlan(self._source, columns))
@@ -373,14 +397,9 @@ class _Kernels:
             self._planned[columns] = planned
         return planned
 
-    def lend(self, batch: Any, used: Kernel | None) -> Kernel:
-        """Return a kernel that nobody else uses: two threads cannot share the rows of a chunk.
-
-        It is the one used for the batch before, unless the columns change within the panel.
-        """
-        planned = self.plan(batch)
-        if used is not None and used.plan is planned.plan:
-            return used
+    def lend(self, columns: PanelColumns) -> Kernel:
+        """Return a kernel that nobody else uses: two threads cannot share the rows of a chunk."""
+        planned = self.plan(columns)
         # Pop first, then look: another thread may take the kernel between a test and a pop.
         with suppress(IndexError):
             idle = self._idle.pop()
@@ -392,27 +411,6 @@ class _Kernels:
         """Keep a kernel for the next run: to allocate its rows anew takes as long as to fill them."""
         if not self._idle:
             self._idle.append(kernel)
-
-
-class _PanelShare:
-    def __init__(self, collector: Collector, kernels: _Kernels) -> None:
-        self._collector, self._kernels = collector, kernels
-        self._kernel: Kernel | None = None
-
-    def add(self, first: int, batch: Any) -> Iterator[Any]:
-        kernel = self._kernel = self._kernels.lend(batch, self._kernel)
-        ready = self._collector.begin(batch, first)
-        answers = kernel.answers(ready, first)
-        for members in _chunks(len(ready)):
-            kernel.fill(answers, members)
-            made = self._collector.add(kernel, members)
-            if made is not None:
-                yield made
-
-    def end(self) -> Any:
-        if self._kernel is not None:
-            self._kernels.take_back(self._kernel)
-        return self._collector.end()
 
 
 def _chunks(count: int) -> Iterator[slice]:

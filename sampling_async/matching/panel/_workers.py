@@ -1,65 +1,33 @@
 """Matching of a panel by several processes of one machine, which take it piece by piece.
 
-This process matches too: it begins while the others start. Each process has a separate executor, because its
-counts are fetched from it at the end. Pieces and outputs pass through files: a pipe would cost more time, and a
-process that dies could leave half a message in it.
+This process matches too: it begins while the others start, and distributes pieces between its own. The workers
+end with the run, unless `Workers` keeps them for the next run.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
 from collections import deque
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain, islice
-from multiprocessing import current_process, get_context, parent_process
-from pathlib import Path
-from shutil import rmtree
-from tempfile import TemporaryDirectory
-from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
-from weakref import ref
+from multiprocessing import current_process
+from multiprocessing.connection import wait
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final, Self
+from weakref import WeakMethod, ref
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import whole_number
-from sampling_async.matching.panel._arrow import pa
+from sampling_async.matching.panel._worker import Matches, Piece, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from multiprocessing.process import BaseProcess
-
-Piece: TypeAlias = "tuple[int, Any]"
-"""The place in the panel of a batch's first member, and the batch."""
-
-_Output: TypeAlias = "list[Any] | Future[Path | None]"
-"""Record batches that were made here; or the file of those that another process makes, or None for none."""
 
 _WORTH: Final = 5
 """The fewest pieces for which workers are started: this process matches fewer before a worker is ready."""
 
 _AHEAD: Final = 4
-"""Pieces for each process that may be ahead of the first unfinished piece; their output is kept."""
-
-_PIECES: Final = 2  # pieces that a worker has at a time: one to match, and one that waits
-
-_IN_MEMORY: Final = "/dev/shm"  # noqa: S108  the memory file system of Linux
-_ROOM: Final = 50
-_MATCHER: Final = "matcher"
-
-
-class Share(Protocol):
-    """What one process matches of a panel."""
-
-    def add(self, first: int, batch: Any) -> Iterator[Any]:
-        """Yield the output of a piece, as record batches."""
-        ...
-
-    def end(self) -> Any:
-        """Return the output of all its pieces, which must be merged with that of other processes; or None."""
-        ...
+"""Pieces for each process that may be ahead of the first unfinished piece; their output is kept in memory."""
 
 
 class Workers:
@@ -71,15 +39,15 @@ class Workers:
                 best = matcher.run(panel, workers=workers).read_all()
 
     They keep the matcher of their last run too, so it is best to use one `PanelMatcher` for all panels of an
-    inventory. (An `Allocate` makes two more for each run.) A panel that is a stream is read ahead by a few
-    pieces for each process.
+    inventory. (An `Allocate` makes two more for each run.) Each process also keeps two files, as large as a
+    piece, in memory if there is room. A panel that is a stream is read ahead by a few pieces for each process.
 
     A run starts the processes that are missing if the panel is large enough: at least five pieces of 32,768
-    members, and at least one piece for each process. At its end, it waits for processes that started too late
-    to match: the next run can use them. The processes end with the `with` block; earlier if a run fails, or if
-    its result is not read to its end. Several threads may share the workers: a run that finds them busy starts
-    others, and the surplus processes end after the run. Without a `with` block, `Workers(8)` is the same as the
-    number 8.
+    members, and at least one piece for each process. At its end, a run waits for processes that started too
+    late to match, so that the next run can use them. The processes end with the `with` block. They end earlier
+    if a run fails, or if its result is not read to its end. Several threads may share the workers: a run that
+    finds them busy starts others, and the surplus processes end after the run. Without a `with` block,
+    `Workers(8)` is the same as the number 8.
 
     Args:
         count: How many processes match a panel, including the one that runs it.
@@ -93,9 +61,11 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self.count = whole_number(count, "workers")
-        self._lock = Lock()
+        # Reentrant: the garbage collector may close an unread run, and so take the lock, in a thread that holds
+        # it.
+        self._lock = RLock()
         self._is_open = False
-        self._idle: list[_Worker] = []
+        self._idle: list[Worker] = []
 
     def __enter__(self) -> Self:
         if self._is_open:
@@ -110,108 +80,101 @@ class Workers:
         for worker in idle:
             worker.stop()
 
+    def _matched(
+        self, match: Matches, pieces: Iterator[Piece], planned: Callable[[Any], object]
+    ) -> Iterator[tuple[bool, Any]]:
+        # Read some pieces to see whether the panel is large enough, and match here if it is not.
+        worth = max(self.count, _WORTH)
+        begun = list(islice(pieces, worth)) if self.count > 1 else []
+        pieces = chain(begun, pieces)
+        if len(begun) < worth:
+            yield from ((False, batch) for batch in match(pieces))
+            return
+        if current_process().daemon:
+            raise InvalidRequestError(
+                "workers: this process may start no others, because it is a daemon itself, as those of Dask "
+                "are; use workers=1 in it"
+            )
+        batch = begun[0][1]
+        with self._taking_part(batch.nbytes) as crew:
+            work = WeakMethod(match), ref(planned(batch))
+            # Free these pieces as soon as they are matched: they are large.
+            del batch, begun
+            new = [worker for worker in crew if worker.work != work]
+            if new:
+                new[0].work_file.write_bytes(pickle.dumps(match))
+            for worker in crew:
+                worker.begin(work, new[0].work_file if worker in new else None)
+            try:
+                lead = _Distribution(crew, halved_at_the_end(pieces, self.count))
+                yield from lead.matched(match, self._has_room)
+            finally:
+                if new:
+                    new[0].work_file.unlink(missing_ok=True)
+
     @contextmanager
-    def _crew(self) -> Generator[list[_Worker]]:
-        """Start the workers of a run; stop them at its end, but keep the free ones if it did not fail."""
-        crew: list[_Worker] = []
+    def _taking_part(self, size: int) -> Generator[Sequence[Worker]]:
+        """Make processes take part in a run; at its end, stop those that are not free or not kept.
+
+        Args:
+            size: The bytes of a piece.
+        """
+        crew: list[Worker] = []
         try:
-            while len(crew) < self.count - 1:
-                with self._lock:
-                    worker = self._idle.pop() if self._idle else None
-                crew.append(worker or _Worker())
-                if not crew[-1].is_alive:
-                    crew.pop().stop()
+            for _ in range(self.count - 1):
+                crew.append(self._idle_one() or Worker())
+                crew[-1].join(size, self.count - 1)
             yield crew
-            if self._is_open:
-                for worker in crew:
-                    worker.wait_until_ready()
-            with self._lock:
-                while crew and self._is_open and len(self._idle) < self.count - 1:
-                    self._idle.append(crew.pop())
         finally:
             for worker in crew:
-                worker.stop()
+                if not (worker.is_free and self._keeps(worker)):
+                    worker.stop()
+
+    def _idle_one(self) -> Worker | None:
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None or worker.is_alive:
+                return worker
+            worker.stop()
+
+    def _keeps(self, worker: Worker) -> bool:
+        with self._lock:
+            keeps = self._has_room()
+            if keeps:
+                self._idle.append(worker)
+            return keeps
+
+    def _has_room(self) -> bool:
+        return self._is_open and len(self._idle) < self.count - 1
 
 
 def matched_by(
-    workers: Workers, begin: Callable[[], Share], pieces: Iterator[Piece], planned: Callable[[Any], object]
+    workers: Workers, match: Matches, pieces: Iterator[Piece], planned: Callable[[Any], object]
 ) -> Iterator[tuple[bool, Any]]:
-    """Yield the output of a panel in the order of its pieces, for `PanelMatcher.run`.
+    """Yield the output of a panel as record batches, in the order of its pieces, for `PanelMatcher.run`.
 
-    `begin` is a method that begins the share of a process; its object is pickled, with the plan that `planned`
-    returns for batches like the given one. With each record batch comes whether it must be merged with others.
+    Args:
+        workers: The processes that match.
+        match: A method that makes record batches from pieces. Its object is pickled, with the plan.
+        pieces: The panel; if there are few pieces, this process matches them alone.
+        planned: Returns the plan that the object of `match` has for batches like the given one. It is called
+            while the other processes start.
+
+    Returns:
+        For each record batch, whether it came after all pieces and must be merged with others; and the batch.
     """
-    # Read some pieces to see whether the panel is large enough, and match here if it is not.
-    worth = max(workers.count, _WORTH)
-    read = list(islice(pieces, worth)) if workers.count > 1 else []
-    pieces = chain(read, pieces)
-    if len(read) < worth:
-        yield from _divided([], begin(), pieces, Path())
-        return
-    if current_process().daemon:
-        raise InvalidRequestError(
-            "workers: this process may start no others, because it is a daemon itself, as those of Dask "
-            "are; use workers=1 in it"
-        )
-    batch = read[0][1]
-    place = _place(_ROOM * workers.count * batch.nbytes)
-    try:
-        with (
-            TemporaryDirectory(prefix="sampling-async-", dir=place, ignore_cleanup_errors=True) as name,
-            workers._crew() as crew,  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        ):
-            folder, plan = Path(name), planned(batch)
-            # Free these pieces as soon as they are matched: they are large.
-            del batch, read
-            if any(worker.plan() is not plan for worker in crew):
-                (folder / _MATCHER).write_bytes(pickle.dumps(begin))
-            for worker in crew:
-                worker.begin(folder, plan)
-            yield from _divided(crew, begin(), halved_at_the_end(pieces, workers.count), folder)
-    except BrokenProcessPool:
-        raise ChildProcessError(
-            "a process that matched the panel ended: it may have run out of memory; or the main module has no "
-            "`if __name__ == '__main__':` and starts workers again"
-        ) from None
-
-
-def _divided(
-    crew: Sequence[_Worker], here: Share, pieces: Iterable[Piece], folder: Path
-) -> Iterator[tuple[bool, Any]]:
-    """Divide pieces among a crew and this process; yield as `matched_by`."""
-    # The outputs of the pieces from the first one on whose output was not yielded yet.
-    waiting: deque[_Output] = deque()
-    for number, (first, batch) in enumerate(pieces):
-        worker = next((each for each in crew if each.has_room), None)
-        if worker is not None:
-            waiting.append(worker.match(_put(folder / str(number), [batch]), first))
-        elif waiting:
-            waiting.append(list(here.add(first, batch)))
-        else:
-            yield from ((False, made) for made in here.add(first, batch))
-        while waiting and (
-            isinstance(waiting[0], list) or waiting[0].done() or len(waiting) > _AHEAD * (len(crew) + 1)
-        ):
-            yield from ((False, made) for made in _output(waiting.popleft()))
-    ends = [worker.end(folder / f"end {at}") for at, worker in enumerate(crew) if worker.is_ready]
-    made_here = here.end()
-    for each in waiting:
-        yield from ((False, made) for made in _output(each))
-    for at_end in ([] if made_here is None else [made_here], *map(_output, ends)):
-        yield from ((True, made) for made in at_end)
-
-
-def _output(output: _Output) -> list[Any]:
-    if isinstance(output, list):
-        return output
-    path = output.result()
-    return [] if path is None else _take(path)
+    return workers._matched(match, pieces, planned)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def halved_at_the_end(pieces: Iterable[Piece], last: int) -> Iterator[Piece]:
-    """Yield pieces, the `last` ones in halves, so that all processes end at about the same time.
+    """Yield pieces, the last ones in halves, so that all processes end at about the same time.
 
     Smaller parts cost more for a member, and the last pieces of a stream are kept in memory until its end.
+
+    Args:
+        pieces: The pieces.
+        last: How many are cut.
     """
     held: deque[Piece] = deque()
     for piece in pieces:
@@ -225,132 +188,89 @@ def halved_at_the_end(pieces: Iterable[Piece], last: int) -> Iterator[Piece]:
             yield first + half, batch.slice(half)
 
 
-def _place(room: int) -> str | None:
-    """Return a folder in memory, or None if less than `room` bytes are free, as often in containers."""
-    try:
-        memory = os.statvfs(_IN_MEMORY)
-    except (AttributeError, OSError):
-        return None
-    return _IN_MEMORY if memory.f_bavail * memory.f_frsize > room else None
+class _Distribution:
+    """Divides pieces among a crew and this process."""
 
+    def __init__(self, crew: Sequence[Worker], pieces: Iterator[Piece]) -> None:
+        self._busy: dict[Any, Worker] = {worker.connection: worker for worker in crew}
+        self._pieces = enumerate(pieces)
+        self._next = next(self._pieces, None)
+        self._most_ahead = _AHEAD * (len(crew) + 1)
+        # The output of finished pieces, by number, until it is yielded.
+        self._done: dict[int, list[Any]] = {}
+        # How many pieces from the first one on have been yielded, and are finished.
+        self._shown = self._all_done = 0
+        self._after_all: list[Any] = []
+        # The list for this process's next output: that of its current piece or, after all pieces, the last one.
+        self._mine = self._after_all
 
-def _put(path: Path, batches: Sequence[Any]) -> Path:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return path
+    def matched(self, match: Matches, waits: Callable[[], bool]) -> Iterator[tuple[bool, Any]]:
+        """Yield the output of all pieces; see `matched_by`.
 
+        Args:
+            match: Makes record batches from pieces.
+            waits: Whether to wait for processes that started too late, to keep them for the next run.
+        """
+        for batch in match(self._own()):
+            self._mine.append(batch)
+            self._receive_messages(0)
+            yield from self._in_order()
+        while any(worker.is_ready or waits() for worker in self._busy.values()):
+            self._receive_messages(None)
+        yield from self._in_order()
+        yield from ((True, batch) for batch in self._after_all)
 
-def _take(path: Path) -> list[Any]:
-    with pa.OSFile(str(path)) as file:
-        made = list(pa.ipc.open_stream(file.read_buffer()))
-    path.unlink()
-    return made
+    def _own(self) -> Iterator[Piece]:
+        """Yield pieces for this process while there are any; the workers get theirs first."""
+        while True:
+            self._receive_messages(0)
+            while self._is_far_ahead:
+                self._receive_messages(None)
+            if self._next is None:
+                return
+            number, piece = self._next
+            self._next = next(self._pieces, None)
+            self._mine = []
+            yield piece
+            # `match` asks for the next piece only after it has yielded all the output of this one.
+            self._note(number, self._mine)
+            self._mine = self._after_all
 
-
-class _Worker:
-    def __init__(self) -> None:
-        self.plan: Callable[[], object] = lambda: None  # returns that of the matcher which the process has
-        # Not "fork": the threads of pyarrow do not survive a fork.
-        self._executor = ProcessPoolExecutor(1, get_context("spawn"), _prepare)
-        with _interrupts_deferred():
-            self._ready = self._executor.submit(_held.clear)
-        self._tasks: list[Future[Path | None]] = []
-
-    @property
-    def _processes(self) -> list[BaseProcess]:
-        # Executors know no way to kill their processes before Python 3.14.
-        return list(self._executor._processes.values())  # noqa: SLF001
-
-    @property
-    def is_alive(self) -> bool:
-        return all(process.is_alive() for process in self._processes)
-
-    def begin(self, folder: Path, plan: object) -> None:
-        """Begin a run; the matcher is in the folder, unless the process has it since its last run."""
-        self._ready = self._executor.submit(_begin, folder, is_new=self.plan() is not plan)
-        self.plan = ref(plan)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the process has started and begun the run; raises what went wrong."""
-        if not self._ready.done():
-            return False
-        self.wait_until_ready()
-        return True
-
-    def wait_until_ready(self) -> None:
-        self._ready.result()
+    def _note(self, number: int, made: list[Any]) -> None:
+        self._done[number] = made
+        while self._all_done in self._done:
+            self._all_done += 1
 
     @property
-    def has_room(self) -> bool:
-        self._tasks = [task for task in self._tasks if not task.done()]
-        return self.is_ready and len(self._tasks) < _PIECES
+    def _is_far_ahead(self) -> bool:
+        return self._next is not None and self._next[0] - self._all_done >= self._most_ahead
 
-    def match(self, path: Path, first: int) -> Future[Path | None]:
-        """Match a piece; return the file with its output, or None if there is none."""
-        task = self._executor.submit(_match, path, first)
-        self._tasks.append(task)
-        return task
+    def _receive_messages(self, seconds: float | None) -> None:
+        """Receive all messages of the workers, and give them as many pieces as they can take.
 
-    def end(self, path: Path) -> Future[Path | None]:
-        return self._executor.submit(_end, path)
+        Args:
+            seconds: How long to wait for a message; None waits until there is one.
+        """
+        while connections := wait(list(self._busy), seconds):
+            for connection in connections:
+                worker = self._busy[connection]
+                kind, made = worker.receive()
+                if kind == "ready":
+                    worker.is_ready = True
+                elif kind == "done":
+                    self._note(worker.pieces.popleft(), made)
+                else:
+                    self._after_all += made
+                    self._busy.pop(connection).leave()
+            seconds = 0
+        for worker in self._busy.values():
+            while worker.has_room and self._next is not None and not self._is_far_ahead:
+                worker.give(*self._next)
+                self._next = next(self._pieces, None)
+            if self._next is None and worker.is_ready:
+                worker.finish()
 
-    def stop(self) -> None:
-        for process in self._processes:
-            process.kill()
-        self._executor.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _interrupts_deferred() -> Generator[None]:
-    """Block Ctrl-C while a process starts, so that it cannot be interrupted before it ignores the signal."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-# --- In a worker
-
-_held: dict[str, Any] = {}
-"""The matcher's method that begins a share, and the share and the folder of the current run."""
-
-
-def _prepare() -> None:
-    # On Ctrl-C, the parent kills this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    # A parent that was killed has not removed it.
-    rmtree(_held.get("folder", ""), ignore_errors=True)
-    os._exit(1)
-
-
-def _begin(folder: Path, *, is_new: bool) -> None:
-    _held["folder"] = folder
-    if is_new:
-        _held.pop("share", None)
-        _held.pop("begin", None)  # before the next one is read: with its rows it is large
-        _held["begin"] = pickle.loads((folder / _MATCHER).read_bytes())  # noqa: S301  from the parent process
-    _held["share"] = _held["begin"]()
-
-
-def _match(path: Path, first: int) -> Path | None:
-    (batch,) = _take(path)
-    made = list(_held["share"].add(first, batch))
-    return _put(path, made) if made else None
-
-
-def _end(path: Path) -> Path | None:
-    made = _held.pop("share").end()
-    return None if made is None else _put(path, [made])
+    def _in_order(self) -> Iterator[tuple[bool, Any]]:
+        while self._shown in self._done:
+            yield from ((False, batch) for batch in self._done.pop(self._shown))
+            self._shown += 1
