@@ -35,8 +35,8 @@ from sampling_async._contract.errors import DecodeError, Endpoint, InvalidReques
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.fast import warm_up
-from sampling_async._pacing.clock import LoopClock
 from sampling_async._pacing.gate import Gate, Permit
+from sampling_async._pacing.loops import LoopClock
 from sampling_async._pacing.outage import Away, Outage
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.turns import Lane

@@ -17,8 +17,8 @@ import pytest
 import trio
 
 from sampling_async._pacing import loops as _loops
-from sampling_async._pacing.clock import LoopClock
 from sampling_async._pacing.loops import (
+    LoopClock,
     LoopYielder,
     Stepwise,
     asyncio_loop,

@@ -26,7 +26,7 @@ from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.records import ResultCode
 from sampling_async._contract.statuses import UNAVAILABLE
 from sampling_async._contract.structs import replace
-from sampling_async._pacing.clock import DECODE, JOURNAL, PERMIT
+from sampling_async._pacing.loops import DECODE, JOURNAL, PERMIT
 from sampling_async._protocol.requests import Chunk, bulk_invite, cut
 from sampling_async._protocol.results import Listed
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from sampling_async._calls.call import Caller
     from sampling_async._calls.reports import CallTrack, Hooks
     from sampling_async._journal.run import Recorder, Replay
-    from sampling_async._pacing.clock import Timeline
     from sampling_async._pacing.gate import Permit
+    from sampling_async._pacing.loops import Timeline
     from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.results import InviteOutcome
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from sampling_async._bulk.invites import Inviter
     from sampling_async._bulk.job import Job
     from sampling_async._bulk.source import ChunkSource
-    from sampling_async._pacing.clock import Timeline
     from sampling_async._pacing.gate import Permit
+    from sampling_async._pacing.loops import Timeline
     from sampling_async._protocol.requests import InviteRequest
     from sampling_async._protocol.results import InviteOutcome
 

@@ -23,7 +23,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import Reply
 from sampling_async._contract.statuses import OK
-from sampling_async._pacing.clock import CONNECT, DECODE
+from sampling_async._pacing.loops import CONNECT, DECODE
 from sampling_async._pacing.outage import Away
 from sampling_async._pacing.sketch import Sketch
 from sampling_async._pacing.threads import in_thread

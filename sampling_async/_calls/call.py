@@ -23,7 +23,7 @@ from sampling_async._contract.errors import (
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.statuses import TOO_MANY
 from sampling_async._contract.timing import explain
-from sampling_async._pacing.clock import BACKOFF, HOLD, PERMIT
+from sampling_async._pacing.loops import BACKOFF, HOLD, PERMIT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

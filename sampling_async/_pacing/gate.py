@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from sampling_async._pacing.clock import HOLD, PERMIT, Timeline
 from sampling_async._pacing.limit import NEXT_TO_NOTHING, OVERLOADED
-from sampling_async._pacing.loops import OneShotEvent
+from sampling_async._pacing.loops import HOLD, PERMIT, OneShotEvent, Timeline
 from sampling_async._pacing.turns import FairQueue, WorkKind
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Event loops: waiting for a change that another task makes, and long work in steps."""
+"""Event loops: waiting for a change that another task makes, long work in steps, the clock, and call stages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.lowlevel
 
+from sampling_async._contract.timing import STAGES, Timing
+
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 
 class Notifier:
@@ -184,3 +186,68 @@ def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 def next_round() -> Generator[None, None, None]:
     """On asyncio: let the event loop go round once, as `asyncio.sleep(0)` does, at a third of its cost."""
     yield
+
+
+def _trio_clock() -> Callable[[], float]:
+    # Not `trio.current_time`, which works in the thread of the loop only. It is loaded, because it runs.
+    trio: Any = sys.modules["trio"]
+    clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
+    return clock
+
+
+def _asyncio_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    import asyncio  # noqa: PLC0415  it is loaded: there is a loop
+
+    # uvloop's clock counts whole milliseconds, and stands still while a callback runs: by it, decoding takes
+    # no time. That of asyncio is a function in Python that calls this one in C; loops of tests have their own.
+    is_usual = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
+    return loop.time if isinstance(loop, asyncio.BaseEventLoop) and not is_usual else time.monotonic
+
+
+class LoopClock:
+    """The clock of the event loop in which it is first read, in seconds. Then any thread may read it.
+
+    It measures. Deadlines of the loop are times of `loop.time`, which counts from another moment on some loops.
+    It looks for the loop once: before Python 3.12, each look asks the system for the number of the process.
+    """
+
+    __slots__ = ("_time",)
+
+    def __init__(self) -> None:
+        self._time: Callable[[], float] | None = None
+
+    def __call__(self) -> float:
+        if self._time is None:
+            loop = asyncio_loop()
+            self._time = _trio_clock() if loop is None else _asyncio_clock(loop)
+        return self._time()
+
+
+PERMIT, HOLD, JOURNAL, BACKOFF, CONNECT, SEND, FIRST_BYTE, BODY, DECODE = range(len(STAGES))
+
+
+class Timeline:
+    """The stage that a running call is in, and the seconds in the stages before."""
+
+    __slots__ = ("_clock", "_stage", "began", "seconds", "since")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._stage = PERMIT
+        self.seconds = [0.0] * len(STAGES)  # in each stage, without the current one
+        self.since = self.began = clock()  # when the current stage began, and when the call did
+
+    def enter(self, stage: int) -> float:
+        """End the current stage and begin another, or the same one again. Return the time."""
+        now = self._clock()
+        self.seconds[self._stage] += now - self.since
+        self._stage, self.since = stage, now
+        return now
+
+    def resume(self, stage: int) -> None:
+        """Begin a stage without ending the one before: the time since that belongs to the user."""
+        self._stage, self.since = stage, self._clock()
+
+    def timing(self, attempts: int) -> Timing:
+        self.enter(self._stage)
+        return Timing(**dict(zip(STAGES, self.seconds, strict=True)), attempts=attempts)

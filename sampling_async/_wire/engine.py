@@ -26,8 +26,7 @@ import anyio
 import httpx
 
 from sampling_async._contract.statuses import Meaning, statuses
-from sampling_async._pacing.clock import BODY, FIRST_BYTE, SEND
-from sampling_async._pacing.loops import asyncio_loop
+from sampling_async._pacing.loops import BODY, FIRST_BYTE, SEND, asyncio_loop
 from sampling_async._wire.connection import CONNECTING, BodyStream, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
 from sampling_async._wire.lookups import Lookups

@@ -33,8 +33,7 @@ from sampling_async._contract.exchange import Call, Reply
 from sampling_async._contract.statuses import OK
 from sampling_async._pacing.background import is_foreign_cancellation
 from sampling_async._pacing.blocks import Block, DeadlineScopes
-from sampling_async._pacing.clock import BODY, FIRST_BYTE
-from sampling_async._pacing.loops import running_loop
+from sampling_async._pacing.loops import BODY, FIRST_BYTE, running_loop
 from sampling_async._version import __version__
 from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, Request
 from sampling_async._wire.failures import failure_of_test, translated, was_never_sent, way_of

@@ -10,7 +10,7 @@ from sampling_async._contract.errors import ClientClosedError
 
 if TYPE_CHECKING:
     from sampling_async._contract.errors import Delivery
-    from sampling_async._pacing.clock import Timeline
+    from sampling_async._pacing.loops import Timeline
 
 
 @define
