@@ -182,7 +182,7 @@ def _source(seed: int, kind: str, number: int) -> Random:
 async def _right_documents(seed: int) -> dict[str, bytes]:
     """Return one valid response of each endpoint."""
     simulator = Simulator(seed, surveys=2, members=20, gzip=False)
-    member, quota_id = next(iter(simulator.members)), simulator.inventory.surveys[0].quotas[0].quota_id
+    quota_id = simulator.inventory.surveys[0].quotas[0].quota_id
     panel = f"/IPExternalSamplingService/ExternalSample/{simulator.panel_guid}"
     headers = {"API_AUTH_KEY": simulator.api_key}
     quota_ids = [quota.quota_id for survey in simulator.inventory.surveys for quota in survey.quotas]
@@ -190,10 +190,13 @@ async def _right_documents(seed: int) -> dict[str, bytes]:
         transport=simulator.transport(), base_url=simulator.base_url, headers=headers
     ) as client:
         quotas = await client.get(f"{panel}/Quotas")
-        bulk = await client.post(f"{panel}/{member}/Invites", json={"QuotaIDs": quota_ids})
+        # Of the first member that is invited to anything.
+        for member in simulator.members:
+            bulk = await client.post(f"{panel}/{member}/Invites", json={"QuotaIDs": quota_ids})
+            if invites := [item["Invite"] for item in bulk.json()["Invites"] if item["Invite"]]:
+                break
         settings = await client.get("/IntegratedPanelService/api/Settings?partnerGUID=" + simulator.panel_guid)
         refused = await client.get(f"{panel}/{member}/Invite/{quota_id}")
-    invites = [item["Invite"] for item in bulk.json()["Invites"] if item["Invite"]]
     codes = {"MaxResults": 3, "HasAdditionalMembers": True, "MemberCodes": ["m1", "m2", "m3"]}
     return {
         "quotas": quotas.content,
