@@ -448,20 +448,23 @@ class MemberFilter:
 
     def add(self, member_code: bytes) -> None:
         """Add a member."""
-        if member_code in self:
+        bits = _bits(member_code)
+        if self._has(bits):
             return
         if not self._room:
             self._fields.append(bytearray(4 * len(self._fields[-1])))
             self._room = 8 * len(self._fields[-1]) // _BITS_EACH
         self._room -= 1
         field = self._fields[-1]
-        for bit in _bits(member_code):
+        for bit in bits:
             at = bit % (8 * len(field))
             field[at >> 3] |= 1 << (at & 7)
 
     def __contains__(self, member_code: bytes) -> bool:
-        bits = _bits(member_code)
-        return any(_has(field, bits) for field in self._fields)
+        return self._has(_bits(member_code))
+
+    def _has(self, bits: list[int]) -> bool:
+        return any(_are_set(field, bits) for field in self._fields)
 
 
 def _bits(member_code: bytes) -> list[int]:
@@ -470,6 +473,6 @@ def _bits(member_code: bytes) -> list[int]:
     return [first + probe * (second | 1) for probe in range(_PROBES)]
 
 
-def _has(field: bytearray, bits: list[int]) -> bool:
+def _are_set(field: bytearray, bits: list[int]) -> bool:
     size = 8 * len(field)
     return all(field[(bit % size) >> 3] >> (bit % size & 7) & 1 for bit in bits)
