@@ -215,7 +215,7 @@ class CampaignRun:
     # --- What is requested
 
     def _due_requests(self) -> _DueRequests:
-        return _DueRequests(self._allows, self._allowed, self._request, self._next_turn, self._window)
+        return _DueRequests(self._most, self._allowed, self._request, self._next_turn, self._window)
 
     async def _next_turn(self) -> int | None:
         """Wait until nothing is in flight, and return the turn of the next members; None if none is left."""
@@ -239,36 +239,36 @@ class CampaignRun:
         """Return the next members of a turn, behind that of a number."""
         return await in_thread(self._ledger.window, turn, after, self._wall_clock(), _WINDOW)
 
-    def _request(self, member: DueMember) -> InviteRequest | None:
-        """Return the request for a member, which the limits allow now; None if nothing is left for it."""
-        ready = self._book.ready(member, self._left(member))
+    def _request(self, member: DueMember, most: int) -> InviteRequest | None:
+        """Return the request for a member, of at most so many pairs; None if nothing is left for it."""
+        ready = self._book.ready(member, most)
         self._record.note_ready(member, ready)
         return request_of(member.code, ready.quota_ids) if ready.quota_ids else None
 
-    def _allows(self, member: DueMember) -> bool:
-        """Return whether the limits allow a request for a member now."""
-        return not self._must_stop() and self._obstacle(member) is None
+    def _most(self, member: DueMember) -> int:
+        """Return how many pairs the limits allow to request for a member now."""
+        return 0 if self._must_stop() or self._obstacle() is not None else self._left(member)
 
     async def _allowed(self, member: DueMember) -> bool:
         """Wait until the limits allow a request for a member. Return False if they never will."""
         while not self._must_stop():
-            match self._obstacle(member):
-                case None:
+            match self._obstacle():
+                case None if self._left(member):
                     self.waiting_for = None
                     return True
-                case "concurrency":
-                    await self._record.changed.wait()
-                case "cap" if self._book.asked:
+                case None if self._book.asked:
                     # What is in flight may be refused, and leave some of the cap.
                     await self._record.changed.wait()
-                case "cap":
+                case None:
                     self.stop(self._cap())
+                case "concurrency":
+                    await self._record.changed.wait()
                 case "paused" | "hours" | "rate" as kind:
                     await self._wait(kind)
         return False
 
-    def _obstacle(self, member: DueMember) -> Literal["paused", "hours", "concurrency", "rate", "cap"] | None:
-        """Return which limit a request for a member has to wait for now."""
+    def _obstacle(self) -> Literal["paused", "hours", "concurrency", "rate"] | None:
+        """Return which limit any request has to wait for now. The caps are not among them; see `_left`."""
         limits = self.limits
         if limits.paused:
             return "paused"
@@ -279,7 +279,7 @@ class CampaignRun:
         rate = limits.invites_per_minute
         if rate is not None and not self._pace.has_token(self._clock(), self._book.committed, rate):
             return "rate"
-        return None if self._left(member) else "cap"
+        return None
 
     def _must_stop(self) -> bool:
         if self._record.stop is not None:
@@ -349,9 +349,9 @@ class CampaignRun:
 class _DueRequests(PromptItems[InviteRequest]):
     """The requests of a run, turn by turn. What the limits allow now needs no wait."""
 
-    _allows: Callable[[DueMember], bool]
+    _most: Callable[[DueMember], int]
     _allowed: Callable[[DueMember], Awaitable[bool]]
-    _request: Callable[[DueMember], InviteRequest | None]
+    _request: Callable[[DueMember, int], InviteRequest | None]
     _next_turn: Callable[[], Awaitable[int | None]]
     _window: Callable[[int, int], Awaitable[list[DueMember]]]
     _members: deque[DueMember] = field(init=False, factory=deque)  # the next ones of this turn
@@ -359,8 +359,8 @@ class _DueRequests(PromptItems[InviteRequest]):
     _after: int = field(init=False, default=0)
 
     def __next__(self) -> InviteRequest:
-        while self._members and self._allows(self._members[0]):
-            request = self._request(self._members.popleft())
+        while self._members and (most := self._most(self._members[0])):
+            request = self._request(self._members.popleft(), most)
             if request is not None:
                 return request
         raise StopIteration
