@@ -13,7 +13,7 @@ from sampling_async._contract.timing import Timing, explain
 from sampling_async._pacing.jobs import JobStream
 from sampling_async._pacing.loops import LoopYielder, pieces
 from sampling_async._protocol.requests import MAX_QUOTA_IDS
-from sampling_async._protocol.results import Answers, BulkInviteResult, Listed
+from sampling_async._protocol.results import Answers, BulkInviteResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,10 +141,8 @@ class OutcomeStream:
 
     def _replayed_of(self, job: Job, most: int) -> int:
         """Return how many of the first `most` outcomes of a job are from an earlier run."""
-        if not (most and self._inviter.has_journal and job.answered is not None):
-            return 0
-        if not isinstance(job.answered.answer.answers, Listed):
-            return 0  # what came in this run
+        if not (most and self._inviter.has_journal) or job.answered is None or job.timeline is not None:
+            return 0  # a job with a timeline was sent in this run
         return sum(outcome.replayed for outcome in islice(job.answered.outcomes(), most))
 
     def _release(self, job: Job) -> None:
