@@ -19,7 +19,7 @@ import anyio
 import anyio.lowlevel
 
 from sampling_async._pacing.background import Background, Tasks
-from sampling_async._pacing.loops import Notifier, OneShotEvent, asyncio_loop, next_round
+from sampling_async._pacing.loops import Notifier, OneShotEvent, asyncio_loop, round_here
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -162,7 +162,7 @@ class JobStream(Background, Generic[Job]):
     async def _work(self) -> None:
         """Draw jobs and run them in tasks; return when all tasks have ended."""
         loop = asyncio_loop()
-        self._next_round = anyio.lowlevel.checkpoint if loop is None else next_round
+        self._next_round = round_here()
         async with anyio.create_task_group() if loop is None else Tasks(loop) as running:
             self._running = running
             try:

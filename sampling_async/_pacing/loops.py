@@ -15,7 +15,7 @@ from sampling_async._contract.timing import STAGES, Timing
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
 
 
 class Notifier:
@@ -183,9 +183,14 @@ def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 @types.coroutine
-def next_round() -> Generator[None, None, None]:
+def _asyncio_round() -> Generator[None, None, None]:
     """On asyncio: let the event loop go round once, as `asyncio.sleep(0)` does, at a third of its cost."""
     yield
+
+
+def round_here() -> Callable[[], Awaitable[object]]:
+    """Return the function that lets the event loop that runs here go round once, on asyncio or trio."""
+    return anyio.lowlevel.checkpoint if asyncio_loop() is None else _asyncio_round
 
 
 def _trio_clock() -> Callable[[], float]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 import anyio
 import anyio.lowlevel
 
-from sampling_async._pacing.loops import asyncio_loop, next_round
+from sampling_async._pacing.loops import asyncio_loop, round_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -188,7 +188,7 @@ class SharedRun:
             return
         # Two rounds of the loop: by then all tasks of this one have noted what they have, and those that went
         # on to their next job, what they need for that.
-        turn = anyio.lowlevel.checkpoint if asyncio_loop() is None else next_round
+        turn = round_here()
         for _ in range(2):
             await turn()
         while not is_done():
