@@ -179,13 +179,14 @@ class Book:
         if state not in _COMMITTED:
             self._places[quota_id].left += 1
 
-    def put_back(self, member: DueMember, quota_ids: Iterable[int]) -> None:
-        """Take back what was requested for a member, because it was not sent. It stays pending."""
-        for quota_id in quota_ids:
-            if quota_id in member.waiting:
-                member.waiting.discard(quota_id)
-                self.asked -= 1
-                self.asked_cost -= self._places[quota_id].quota.cost
+    def put_back(self, member: DueMember, quota_id: int) -> bool:
+        """Count a pair as pending again, and not as requested; return False if it was not requested."""
+        if quota_id not in member.waiting:
+            return False
+        member.waiting.discard(quota_id)
+        self.asked -= 1
+        self.asked_cost -= self._places[quota_id].quota.cost
+        return True
 
     # --- After a request
 
@@ -193,11 +194,8 @@ class Book:
         """Record outcomes of a member, and decide what they change."""
         feedback = Effects()
         for outcome in outcomes:
-            if outcome.quota_id not in member.waiting:  # given twice
+            if not self.put_back(member, outcome.quota_id):  # given twice
                 continue
-            member.waiting.discard(outcome.quota_id)
-            self.asked -= 1
-            self.asked_cost -= self._places[outcome.quota_id].quota.cost
             if outcome.status == "not_sent" and isinstance(outcome.error, _OF_ALL):
                 continue
             if outcome.result_code is not None and outcome.result:

@@ -116,8 +116,9 @@ class LedgerRecord:
         now, notes = self._wall_clock(), self._notes
         if self.is_ending:
             # Cut off before it was sent: it stays pending, as if it had not been requested.
-            back = [each.quota_id for each in outcomes if each.status == "not_sent"]
-            self._book.put_back(member, back)
+            for each in outcomes:
+                if each.status == "not_sent":
+                    self._book.put_back(member, each.quota_id)
             outcomes = [each for each in outcomes if each.status != "not_sent"]
         feedback = self._book.record(member, outcomes, now)
         notes.ends += feedback.ends
