@@ -5,22 +5,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from scoreboard.board import at_most
 
 from sampling_async import InviteRequest
 from sampling_async.campaign import LESSONS
 from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.campaign._run import CampaignRun
-from speed.canned_server import canned_service
-from speed.measuring import Measured, Spread, Table, Watch, interleaved, microseconds, ratio
+from speed.beside_plain import IDS, beside_plain
+from speed.measuring import Measured, Watch
 from speed.ours import OurClient
-from speed.remote import remote
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
@@ -30,8 +26,6 @@ if TYPE_CHECKING:
     from sampling_async import InviteOutcome
     from speed.measuring import Sample
 
-WIDTHS: Final = (8, 64)
-IDS: Final = 5
 _MOST: Final = 1.8
 """Times a plain fan-out."""
 
@@ -104,22 +98,8 @@ class Campaigner(OurClient):
 
 
 def measure(run: Run) -> Measured:
-    """Measure both at each width, interleaved."""
-    members, rounds = run.of((1_000, 3), (5_000, 7))
-    table = Table(f"{members:,} requests of {IDS} quota IDs", ("width", "kind", "CPU us a request", "by plain"))
-    goals, samples = [], {}
-    with canned_service() as address:
-        for width in WIDTHS:
-            with remote(Campaigner, address, width) as process:
-                process.call("prepare", members)
-                kinds = {kind: partial(process.call, "cost", kind) for kind in ("plain", "campaign")}
-                samples[width] = interleaved(kinds, rounds)
-                process.call("finish")
-            cost = {kind: microseconds(each, members) for kind, each in samples[width].items()}
-            for kind, each in cost.items():
-                table.rows.append((width, kind, str(Spread.of(each)), str(ratio(each, cost["plain"]))))
-            times = ratio(cost["campaign"], cost["plain"]).median
-            goals.append(
-                at_most(f"CPU of a campaign's request, {width} wide, by one of a fan-out", _MOST, times)
-            )
-    return Measured(goals=goals, tables=[table], samples={"samples": samples}, notes=[NOTE])
+    """Measure both."""
+    kinds = {"plain": "plain", "campaign": "campaign"}
+    goal = "CPU of a {}'s request, {} wide, by one of a fan-out"
+    title = "{:,} requests of {} quota IDs"
+    return beside_plain(run, Campaigner, kinds, most=_MOST, goal=goal, title=title, note=NOTE)
