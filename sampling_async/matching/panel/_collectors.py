@@ -116,7 +116,7 @@ class FlatPairs(NamedTuple):
 
 
 def by_member(member: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the order of pairs by their members, of whom there are fewer than 65,536; see `CHUNK`."""
+    """Return the order of pairs by their members: fewer than 65,536, in a chunk, a group and a sample."""
     # numpy sorts numbers of 16 bits by radix, seven times as fast as longer ones.
     return np.argsort(member.astype(np.uint16), kind="stable")
 
