@@ -19,36 +19,51 @@ from sampling_async._protocol import requests
 
 def test_a_link_belongs_to_the_first_member_that_got_it():
     links = InviteOwners()
-    links.hand("m1", ["a", "b"], "$.Invites")
-    links.hand("m1", ["a"], "$.Invites")
+    links.assign("m1", ["a", "b"], "$.Invites")
+    links.assign("m1", ["a"], "$.Invites")
     for _ in range(2):  # also when it comes again
         with pytest.raises(
             DecodeError, match=": expected an invite of this member, found a link that"
         ) as caught:
-            links.hand("m2", ["c", "b"], "$.Invites")
+            links.assign("m2", ["c", "b"], "$.Invites")
         assert str(caught.value).endswith("found a link that another member was given")
         assert (caught.value.path, caught.value.delivery) == ("$.Invites", "unknown")
-    links.hand("m1", ["b"], "$.Invites")
-    links.hand("m3", ["c"], "$.Invites")  # it was in a response that nobody got
+    links.assign("m1", ["b"], "$.Invites")
+    links.assign("m3", ["c"], "$.Invites")  # it was in a response that nobody got
 
 
 def test_an_empty_link_belongs_to_nobody():
     links = InviteOwners()
-    links.hand("m1", ["", "a"], "$")
-    links.hand("m2", ["", "b"], "$")
+    links.assign("m1", ["", "a"], "$")
+    links.assign("m2", ["", "b"], "$")
 
 
 def test_the_latest_links_are_remembered_and_no_more():
     links = InviteOwners(most=100)
     for member in range(1000):
-        links.hand(f"m{member}", [f"{member}/{quota_id}" for quota_id in range(10)], "$")
+        links.assign(f"m{member}", [f"{member}/{quota_id}" for quota_id in range(10)], "$")
         assert len(links._latest) + len(links._before) <= 2 * 110
         assert len(links._latest) <= 100
     assert len(links._before) == 110  # a hundred are no more than the most
     for member in (999, 990):
         with pytest.raises(DecodeError):
-            links.hand("other", [f"{member}/0"], "$")
-    links.hand("other", ["1/0"], "$")  # forgotten
+            links.assign("other", [f"{member}/0"], "$")
+    links.assign("other", ["1/0"], "$")  # forgotten
+
+
+def test_of_one_member_the_latest_links_are_remembered_too():
+    links = InviteOwners(most=100)
+    for request in range(1000):
+        links.assign("m1", [f"{request}/{quota_id}" for quota_id in range(10)], "$")
+        links.assign("m1", [""], "$")
+        assert len(links._of_member) <= 11
+        assert links._number == sum(map(len, links._of_member)) <= 110
+    links.assign("m2", ["980/0"], "$")  # forgotten
+    for known in ("999/9", "991/0"):
+        with pytest.raises(DecodeError):
+            links.assign("m2", ["new", known], "$")
+    links.assign("m3", ["new"], "$")
+    links.assign("m1", ["999/9"], "$")
 
 
 async def test_links_of_another_member_are_not_returned_over_any_transport():
@@ -93,10 +108,10 @@ async def test_a_single_invite_with_a_link_of_another_member_is_an_error():
 async def test_a_call_that_is_interrupted_after_a_link_of_another_member_may_have_had_its_effect():
     async with doubles.client(doubles.Service([])) as client:
         call, track = requests.get_settings(doubles.PANEL), CallTrack()
-        client._caller.hand("m1", ["a"], call, track, path="$", started=0.0)
+        client._caller.assign("m1", ["a"], call, track, path="$", started=0.0)
         assert track.delivery == "not_sent"
         with pytest.raises(DecodeError):
-            client._caller.hand("m2", ["a"], call, track, path="$", started=0.0)
+            client._caller.assign("m2", ["a"], call, track, path="$", started=0.0)
         assert track.delivery == "unknown"
 
 
