@@ -36,7 +36,7 @@ from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.fast import warm_up
 from sampling_async._pacing.gate import Gate, Permit
-from sampling_async._pacing.loops import LoopClock
+from sampling_async._pacing.loops import loop_clock
 from sampling_async._pacing.outage import Away, Outage
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.turns import Lane
@@ -195,7 +195,7 @@ class SamplingClient:
 
     def _make_parts(self, max_concurrency: int) -> None:
         """Make the parts that no two clients share: connections, limits, the retry budget."""
-        clock, sleep, random = self._clock or LoopClock(), self._sleep, self._random
+        clock, sleep, random = self._clock or loop_clock(), self._sleep, self._random
         self._session = self._new_session(connections=max_concurrency + _SPARE_CONNECTIONS)
         self._outage = Outage(
             self._outage_policy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
@@ -51,7 +51,7 @@ class Feedback:
     def __init__(self, gate: Gate, outage: Outage, timeouts: Timeouts) -> None:
         self._gate = gate
         self._outage = outage
-        self._timeouts = timeouts
+        self._read_limit = lru_cache(maxsize=256)(timeouts.read_limit)  # it is read for each response
         self.latency: dict[Endpoint, Sketch] = {}  # durations of answered attempts, by endpoint
 
     def attempt_ended(
@@ -78,7 +78,7 @@ class Feedback:
             limit.answered_in(
                 now - began,
                 quota_ids=call.quota_ids,
-                patience=self._timeouts.read_limit(call.endpoint, call.quota_ids),
+                patience=self._read_limit(call.endpoint, call.quota_ids),
                 generation=generation,
                 running=running,
                 among=permit.among,

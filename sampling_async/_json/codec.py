@@ -30,6 +30,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+import msgspec
+
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import wire_name
 from sampling_async._json import fast, rules
@@ -67,17 +69,12 @@ def read(cls: type[T], body: bytes, at: str = "$", shared: Shared | None = None)
     return structure(cls, parse(body, at), at) if record is None else record
 
 
-def plain_json(value: object) -> bytes:
-    """Write numbers, texts, lists and dicts as JSON, fast; records in the names of their fields."""
-    import msgspec  # noqa: PLC0415
-
-    return msgspec.json.encode(value)
+plain_json: Final = msgspec.json.encode
+"""Write numbers, texts, lists and dicts as JSON, fast; records in the names of their fields."""
 
 
 def json_lines(values: Iterable[object]) -> bytes:
     """Write the same, a line for each value, without a line feed at the end."""
-    import msgspec  # noqa: PLC0415
-
     return msgspec.json.Encoder().encode_lines(values)[:-1]
 
 

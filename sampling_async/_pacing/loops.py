@@ -209,6 +209,14 @@ def _asyncio_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     return loop.time if isinstance(loop, asyncio.BaseEventLoop) and not is_usual else time.monotonic
 
 
+def loop_clock() -> Callable[[], float]:
+    """Return the clock of the event loop, in seconds: of the one that runs here, or where it is first read."""
+    loop = asyncio_loop()
+    clock = None if loop is None else _asyncio_clock(loop)
+    # The usual clock is that of all loops, so it may be read directly.
+    return time.monotonic if clock is time.monotonic else LoopClock()
+
+
 class LoopClock:
     """The clock of the event loop in which it is first read, in seconds. Then any thread may read it.
 

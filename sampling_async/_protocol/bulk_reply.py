@@ -154,9 +154,8 @@ def _matched(member_code: str, quota_ids: Sequence[int], outcomes: Sequence[Invi
     return BulkReply(member_code, quota_ids, answers, tuple(found.values()), others)
 
 
-def _result_of(member_code: str, value: Any) -> str | None:
+def _result_of(member_code: str, text: str | None) -> str | None:
     """Return the name of a result without the member code, because reprs show this name."""
-    text = text_of(value)
     # Nearly all names are plain identifiers, which need no cleaning.
     if text is None or (len(text) <= _NAME and text.isidentifier() and member_code.lower() not in text.lower()):
         return text
@@ -169,7 +168,11 @@ def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
         return None
     code, raw_invite = whole_number(item.get("ResultCode")), item.get("Invite")
     outcome = InviteOutcome(
-        member_code, quota_id, "rejected", result_code=code, result=_result_of(member_code, item.get("Result"))
+        member_code,
+        quota_id,
+        "rejected",
+        result_code=code,
+        result=_result_of(member_code, text_of(item.get("Result"))),
     )
     if code is None:
         return _unknown(outcome, f"{path}.ResultCode", "expected a whole number")

@@ -96,6 +96,18 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
                 counted[status, code] = counted.get((status, code), 0) + times
         return counted
 
+    def outcomes(self, member_code: str, quota_ids: Iterable[int]) -> Iterable[InviteOutcome]:
+        """Return the outcomes, and take as many quota IDs as there are results."""
+        said, invites = self.said, iter(self.invites)
+        # The numbers come first: where they end, `zip` has taken no quota ID of the next part.
+        return [
+            InviteOutcome(
+                member_code, quota_id, status, next(invites) if status == "invited" else None, code, result
+            )
+            for number, quota_id in zip(self.numbers, quota_ids, strict=False)
+            for status, code, result in (said[number],)
+        ]
+
     def part(self, start: int, end: int) -> Columns:
         is_invite = bytes(status == "invited" for status, _, _ in self.said).ljust(MOST_SAID, b"\0")
         numbers = self.numbers[start:end]
@@ -139,8 +151,8 @@ class Listed:
     def part(self, start: int, end: int) -> Listed:
         return Listed(self.listed[start:end])
 
-    def outcomes(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[InviteOutcome]:  # noqa: ARG002
-        """Yield the outcomes, and take as many quota IDs as there are results."""
+    def outcomes(self, member_code: str, quota_ids: Iterable[int]) -> Iterable[InviteOutcome]:  # noqa: ARG002
+        """Return the outcomes, and take as many quota IDs as there are results."""
         return (outcome for outcome, _ in zip(self.listed, quota_ids, strict=False))
 
 
@@ -188,16 +200,7 @@ def outcomes_from(
     parts: Iterable[Answers], member_code: str, quota_ids: Iterable[int]
 ) -> Iterator[InviteOutcome]:
     each_id = iter(quota_ids)
-    for part in parts:
-        if not isinstance(part, Columns):
-            yield from part.outcomes(member_code, each_id)
-            continue
-        said, invites = part.said, iter(part.invites)
-        # The numbers come first: where they end, `zip` has taken no quota ID of the next part.
-        for number, quota_id in zip(part.numbers, each_id, strict=False):
-            status, code, result = said[number]
-            invite = next(invites) if status == "invited" else None
-            yield InviteOutcome(member_code, quota_id, status, invite, code, result)
+    return chain.from_iterable(part.outcomes(member_code, each_id) for part in parts)
 
 
 _STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)

@@ -73,10 +73,10 @@ class Connection:
     async def send(self, message: bytes, sent: Callable[[bool], None], seconds: float) -> None:
         self.received = 0
         self._traffic.sent += len(message)
-        with WRITING:
-            try:
-                await self._wire.send(message, sent, seconds)
-            except OSError as exc:
+        try:
+            await self._wire.send(message, sent, seconds)
+        except (OSError, TooSlow) as exc:
+            with WRITING:
                 # The server's alert, if there is one, explains more than the broken connection.
                 if is_of_the_system(exc):
                     self._wire.must_not_be_refused()
@@ -87,8 +87,11 @@ class Connection:
         return answer
 
     async def read_on(self, seconds: float) -> None:
-        with READING:
+        try:
             data = await self._wire.receive(seconds)
+        except (OSError, TooSlow):
+            with READING:
+                raise
         self.received += len(data)
         self._traffic.received += len(data)
         self.used_at = time.monotonic()
