@@ -23,6 +23,7 @@ from sampling_async._pacing.loops import (
     Stepwise,
     asyncio_loop,
     let_go,
+    loop_clock,
     running_loop,
     runs_here,
 )
@@ -92,6 +93,22 @@ def test_the_clock_goes_on_while_a_callback_runs():
     for factory in (asyncio.new_event_loop, uvloop.new_event_loop):
         with asyncio.Runner(loop_factory=factory) as runner:
             assert runner.run(passed()) >= 0.0025
+
+
+def test_a_loops_usual_clock_is_read_directly():
+    async def main() -> object:
+        return loop_clock()
+
+    class Own(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return 17.0
+
+    assert asyncio.run(main()) is time.monotonic
+    with asyncio.Runner(loop_factory=Own) as runner:
+        own = runner.run(main())
+        assert own.__class__ is LoopClock
+    for clock in (loop_clock(), trio.run(main)):
+        assert isinstance(clock, LoopClock)
 
 
 def test_the_clock_is_that_of_the_loop_in_which_it_was_first_read():

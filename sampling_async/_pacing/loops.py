@@ -6,6 +6,7 @@ import sys
 import time
 import types
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -211,10 +212,12 @@ def _asyncio_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
 
 def loop_clock() -> Callable[[], float]:
     """Return the clock of the event loop, in seconds: of the one that runs here, or where it is first read."""
-    loop = asyncio_loop()
-    clock = None if loop is None else _asyncio_clock(loop)
-    # The usual clock is that of all loops, so it may be read directly.
-    return time.monotonic if clock is time.monotonic else LoopClock()
+    with suppress(RuntimeError):  # no loop runs
+        loop = asyncio_loop()
+        # The usual clock is the same in all loops, so it may be read directly.
+        if loop is not None and _asyncio_clock(loop) is time.monotonic:
+            return time.monotonic
+    return LoopClock()
 
 
 class LoopClock:
