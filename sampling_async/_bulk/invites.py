@@ -380,12 +380,13 @@ class Inviter:
         except BaseException:
             track.discard_connection()
             raise
-        if answer.unrequested or answer.answers.errors:
+        errors = answer.answers.errors
+        if answer.unrequested or errors:
             # It may be the response to another request, and the right one may still come.
             track.discard_connection()
         else:
             track.release_connection()
-        for error in answer.answers.errors:
+        for error in errors:
             error.attempts = track.attempts
             error.elapsed = self._caller.clock() - started
         return Answered(chunk, _reply_to_resent(answer) if track.ambiguous else answer)
