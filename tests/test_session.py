@@ -556,17 +556,51 @@ async def test_a_body_may_be_as_large_as_its_limits():
         await each.aclose()
 
 
+def _arrived(raw: bytes, encoding: bytes = b"gzip", *, is_over: bool = True) -> httpx.Response:
+    own = SimpleNamespace(encoding=encoding, is_over=is_over, take=lambda: raw)
+    return httpx.Response(200, extensions={"body": own})
+
+
 @pytest.mark.parametrize(
-    ("encoding", "is_over", "content"),
-    [(b"", True, b"xyz"), (b"identity", True, b"xyz"), (b"gzip", True, None), (b"", False, None)],
+    ("raw", "encoding", "is_over", "content"),
+    [
+        (b"xyz", b"", True, b"xyz"),
+        (b"xyz", b"identity", True, b"xyz"),
+        (b"xyz", b"", False, None),
+        (gzip.compress(b"xyz"), b"gzip", True, b"xyz"),
+        (gzip.compress(b"xyz"), b"gzip", False, None),
+    ],
 )
-def test_a_plain_body_that_has_arrived_is_taken_as_a_whole(encoding, is_over, content):
-    own = SimpleNamespace(encoding=encoding, is_over=is_over, take=lambda: b"xyz")
-    response = httpx.Response(200, extensions={"body": own})
-    assert LimitedBody(response, 3, 3).whole() == content
+def test_a_body_that_has_arrived_is_taken_as_a_whole(raw, encoding, is_over, content):
+    response = _arrived(raw, encoding, is_over=is_over)
+    assert LimitedBody(response, len(raw), 3).whole() == content
     if content:
-        with pytest.raises(DecodeError, match="larger than 2 bytes on the wire"):
-            LimitedBody(response, 2, 3).whole()
+        with pytest.raises(DecodeError, match=f"larger than {len(raw) - 1} bytes on the wire"):
+            LimitedBody(response, len(raw) - 1, 3).whole()
+        with pytest.raises(DecodeError, match="larger than 2 bytes decoded"):
+            LimitedBody(response, len(raw), 2).whole()
+
+
+@pytest.mark.parametrize("content", [bytes(2**17), bytes(2**17 + 1), bytes(2**19)], ids=len)
+@pytest.mark.parametrize("more", [b"", b"\0\0", gzip.compress(b"more")], ids=["", "padding", "member"])
+async def test_a_body_of_several_slices_or_members_is_read_from_its_beginning(content, more):
+    raw = gzip.compress(content) + more
+    body = LimitedBody(_arrived(raw), len(raw), len(content) + 4)
+    whole = body.whole()
+    assert (await body.read() if whole is None else whole) == content + b"more" * (len(more) > 2)
+
+
+@pytest.mark.parametrize("raw", [b"", gzip.compress(b"xyz")[:-1]], ids=["empty", "cut off"])
+async def test_a_gzip_body_that_is_not_complete_is_no_whole(raw):
+    body = LimitedBody(_arrived(raw), 100, 100)
+    assert body.whole() is None
+    with pytest.raises(DecodeError, match="expected a complete gzip body"):
+        await body.read()
+
+
+def test_a_body_that_is_not_gzip_is_refused():
+    with pytest.raises(DecodeError, match="expected a gzip body, found other bytes"):
+        LimitedBody(_arrived(b"xyz"), 100, 100).whole()
 
 
 async def test_thousands_of_tiny_parts_give_the_event_loop_turns(monkeypatch):

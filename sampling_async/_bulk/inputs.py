@@ -48,7 +48,6 @@ class Input(Generic[T]):
         self.latest: Any = Input.NOTHING
         self._items = items
         self._remaining = remaining
-        self._iterator: Iterator[T] | None = None
         self._async_iterator: AsyncIterator[T] | None = None
         self._prompt: Iterator[T] | None = None  # for the items that need no wait
         self._turns = LoopYielder()
@@ -61,11 +60,10 @@ class Input(Generic[T]):
         remaining = None if self._remaining is None else self._remaining()
         if remaining is not None and remaining <= 0:
             return False
-        if self._iterator is not None:
-            return self._read_next(self._iterator)
-        if self._async_iterator is None:
+        if self._prompt is None and self._async_iterator is None:
             self._open()
-            return await self.read()
+        if self._async_iterator is None:
+            return self.read_now()
         await self._read_async(self._async_iterator, remaining)
         return self.latest is not Input.NOTHING
 
@@ -104,7 +102,7 @@ class Input(Generic[T]):
             self._async_iterator = aiter(self._items)
             self._prompt = self._items if isinstance(self._items, PromptItems) else None
         else:
-            self._iterator = self._prompt = iter(self._items)
+            self._prompt = iter(self._items)
 
     async def _read_async(self, source: AsyncIterator[T], remaining: float | None) -> None:
         if remaining is None or remaining == inf:

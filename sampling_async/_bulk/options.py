@@ -75,9 +75,9 @@ class PendingChunks:
 
     def draw(self) -> Job | None:
         """Return the next job, or None at the end. The job stays in `drawn` until it is handed over."""
-        chunk = self._whole.part(self._at, self._at + self._size)
-        if not chunk.quota_ids:
+        if self._at >= len(self._whole.quota_ids):
             return None
+        chunk = self._whole.part(self._at, self._at + self._size)
         job = self._job(chunk)
         # One assignment: each quota ID is either in `drawn` or beyond `_at`, never in both and never lost.
         self.drawn, self._at = job, self._at + len(chunk.quota_ids)

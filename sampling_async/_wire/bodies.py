@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from contextlib import suppress
+from functools import lru_cache
 from inspect import isasyncgen
 from typing import TYPE_CHECKING, Any, Final
 
@@ -196,11 +197,19 @@ class LimitedBody:
         return part
 
     def whole(self) -> bytes | None:
-        """Return the body if all of it has arrived and is not compressed, as in most responses; else None."""
-        if self.own is None or not self.own.is_over or self._zipped or self._is_other:
+        """Return the body if all of it has arrived, and one slice holds it, as in most responses; else None."""
+        if self.own is None or not self.own.is_over or self._zipped > 1 or self._is_other:
             return None
-        content: bytes = self.own.take()
-        self._wire_left -= len(content)
+        raw: bytes = self.own.take()
+        content = raw
+        if self._zipped:
+            self._inflater = _Inflater()
+            self._inflater.feed(raw)
+            content = self._inflater.next()
+            if not self._inflater.is_finished:  # it is read slice by slice, from the beginning
+                self._inflater, self._source = _Inflater(), Stepwise((raw,))
+                return None
+        self._wire_left -= len(raw)
         if self._wire_left < 0:
             raise too_large(self._limits[0], "on the wire")
         return self._within_limit(content)
@@ -229,6 +238,7 @@ class LimitedBody:
                     await anext(source)
 
 
+@lru_cache(maxsize=16)
 def _codings(encoding: bytes) -> tuple[int, bool]:
     """Return how often a Content-Encoding names gzip, and whether it names another one."""
     codings = [coding.strip() for coding in encoding.lower().split(b",")]
@@ -258,6 +268,10 @@ class _Inflater:
     def feed(self, raw: bytes) -> None:
         self._raw = raw
 
+    @property
+    def is_finished(self) -> bool:
+        return self._zlib.eof and not self._raw
+
     def next(self) -> bytes:
         """Return the next decompressed slice of the part, or nothing."""
         try:
@@ -280,5 +294,5 @@ class _Inflater:
 
     def finish(self) -> None:
         """Check that the gzip stream is complete. A truncated one may still have the announced length."""
-        if not self._zlib.eof:
+        if not self.is_finished:
             raise DecodeError("$", "expected a complete gzip body, found one that was cut off")
