@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 _MOST: Final = 1.8
 """Times a plain fan-out."""
 
+_QUOTAS: Final = 2_000
+
 NOTE: Final = (
-    f"Each member has {IDS} planned pairs, all of which are invited; no two members share a quota. The ledger "
-    "is in the folder for temporary files. Planning is not part of this: see the page of campaigns."
+    f"Each member has {IDS} planned pairs with some of {_QUOTAS:,} quotas, as many as a country has, and all are "
+    "invited. The ledger is in the folder for temporary files. Planning is not part of this: see the page of "
+    "campaigns."
 )
 
 
@@ -41,13 +44,15 @@ class Campaigner(OurClient):
     def prepare(self, members: int) -> None:
         """Write the plan, and reach the full width."""
         self._folder, self._copies = Path(tempfile.mkdtemp()), count()
-        quota_ids = {f"m{at:06}": [10 * at + step for step in range(2, 12, 2)] for at in range(members)}
+        quota_ids = {
+            f"m{at:06}": [2 * ((IDS * at + rank) % _QUOTAS) + 2 for rank in range(IDS)] for at in range(members)
+        }
         self._requests = [InviteRequest(code, ids) for code, ids in quota_ids.items()]
         ledger = CampaignLedger(self._folder / "planned")
         ledger.open(make=True)
         with ledger.planning() as plan:
             plan.add_quotas(
-                [PlannedQuota(id_, id_, 1, "", None, 1, 1.0, 0.5) for ids in quota_ids.values() for id_ in ids]
+                [PlannedQuota(id_, id_, 1, "", None, members, 1.0, 0.5) for id_ in range(2, 2 * _QUOTAS + 2, 2)]
             )
             numbers = plan.add_members([*quota_ids], [[]] * members)
             pairs = [

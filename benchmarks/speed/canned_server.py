@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ _HEAD: Final = (
 )
 _INVITED: Final = (
     '{"QuotaID":%d,"Invite":{"SurveyID":2407319,"WaveID":3021544,"QuotaID":%d,"PartnerAmount":1.75,'
-    '"MemberAmount":0.5,"URL":"https://survey.example.com/start?s=2407319&q=%d&t=0f8fad5bd9cb469fa16570867728950e",'
+    '"MemberAmount":0.5,"URL":"https://survey.example.com/start?s=2407319&q=%d&t=%08x5bd9cb469fa16570867728950e",'
     '"LOI":15,"IR":30},"ResultCode":1,"Result":"SUCCESS"}'
 )
 _NOT_LIVE: Final = '{"QuotaID":%d,"Invite":null,"ResultCode":9,"Result":"QUOTA_NOT_LIVE"}'
@@ -48,10 +49,11 @@ class Address(NamedTuple):
     member_code: str = "m000001"
 
 
-def bulk_answer(body: bytes) -> bytes:
-    """Return the response of Bulk Invite to a request's body."""
+def bulk_answer(target: str, body: bytes) -> bytes:
+    """Return the response of Bulk Invite to a request. Each member gets links of its own."""
+    member = crc32(target.encode())
     quota_ids = json.loads(body)["QuotaIDs"]
-    items = (_NOT_LIVE % id_ if id_ % 2 else _INVITED % (id_, id_, id_) for id_ in quota_ids)
+    items = (_NOT_LIVE % id_ if id_ % 2 else _INVITED % (id_, id_, id_, member) for id_ in quota_ids)
     return f'{{"Invites":[{",".join(items)}]}}'.encode()
 
 
@@ -117,14 +119,14 @@ class _Answers:
     def __init__(self, canned: Canned) -> None:
         self._inventory = canned.inventory
         self._codes = canned.codes
-        self._bulks: OrderedDict[bytes, bytes] = OrderedDict()
+        self._bulks: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
 
     def to(self, target: str, body: bytes) -> bytes:
         """Return the response to a request."""
         if target.endswith("/Invites"):
-            answer = self._bulks.get(body)
+            answer = self._bulks.get((target, body))
             if answer is None:
-                answer = self._bulks[body] = bulk_answer(body)
+                answer = self._bulks[target, body] = bulk_answer(target, body)
                 if len(self._bulks) > _REMEMBERED:
                     self._bulks.popitem(last=False)
             return answer
@@ -134,7 +136,7 @@ class _Answers:
             return self._page(target)
         if "/Invite/" in target:
             quota_id = int(target.rsplit("/", 1)[1])
-            return json.dumps(json.loads(_INVITED % (quota_id, quota_id, quota_id))["Invite"]).encode()
+            return json.dumps(json.loads(_INVITED % (quota_id, quota_id, quota_id, 0))["Invite"]).encode()
         return b'[{"Name":"Qualified URL","Description":"","Value":"https://example.com/q?pid=[pid]"}]'
 
     def _page(self, target: str) -> bytes:
