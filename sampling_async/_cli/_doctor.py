@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import os
 import ssl
-import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import anyio
 import httpx
 import typer
 from attrs import frozen
+from rich.table import Column, Table
 from rich.text import Text
 
 from sampling_async import (
+    BodyLimits,
     DecodeError,
     InvalidRequestError,
     PartnerSettings,
+    SamplingError,
     Timeouts,
-    TransportError,
     __version__,
     from_json,
 )
@@ -35,43 +36,35 @@ from sampling_async._cli._connection import ServiceOptions, asked_key, ended_by_
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse, Verdict, without_guids
 from sampling_async._cli._options import given, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE
-from sampling_async._profiles import setting
 from sampling_async._protocol.requests import get_settings
 from sampling_async._wire.address import Proxy, Secret, base_url_of, guid_of, proxy_of, require_https_through
-from sampling_async._wire.bodies import Head, LimitedBody, Request
-from sampling_async._wire.connection import CONNECTING
-from sampling_async._wire.engine import Engine
-from sampling_async._wire.failures import Refusal, translated
+from sampling_async._wire.failures import way_of
 from sampling_async._wire.lookups import Lookups
-from sampling_async._wire.reader import TooSlow
-from sampling_async._wire.sockets import Wire, connect
-from sampling_async._wire.trust import Unusable, default_context
-from sampling_async._wire.tunnels import Tunnel
+from sampling_async._wire.session import Session
+from sampling_async._wire.track import Track
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from sampling_async._profiles import Profile
 
-T = TypeVar("T")
-
-CHECKS: Final = (
-    *("Address", "Proxy", "DNS", "TLS", "Client cert", "Service", "Clock", "Key header", "Key", "Panel"),
-    *("End pages", "Notifications", "Latency"),
-)
-"""The names of all checks. Each run has one finding for each of them."""
+CHECKS: Final = "Address", "DNS", "Proxy", "TLS", "Service", "Clock", "Key", "Panel", "Settings", "Latency"
+"""The names of all checks, in the order in which they are made."""
 
 CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 15.0
 _LATENCY_REQUESTS: Final = 5
-_SHOWN_ADDRESSES: Final = 4
-_BODY_BYTES: Final = 2**20
+_LIMITS: Final = BodyLimits(wire=2**20, decoded=2**20)
+_NO_KEY: Final = Secret("")
 _REFUSING: Final = frozenset({401, 403})
 _OK: Final = 200
-_LABELS: Final = {"ok": "ok", "warn": "warn", "fail": "FAIL", "skipped": "skip"}
-_STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
-_BESIDE: Final = 6 + max(map(len, CHECKS)) + 2  # the column of the text, on a terminal that is not narrow
-_NARROW: Final = 60
+_SHOWN: Final[Mapping[Verdict, tuple[str, str]]] = {
+    "ok": ("ok", "green"),
+    "warn": ("warn", "yellow"),
+    "fail": ("FAIL", "bold red"),
+    "skipped": ("skip", "dim"),
+}
+"""The label and the style of each verdict."""
 
 
 @frozen(kw_only=True)
@@ -112,37 +105,30 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     key = ended_by_failure(lambda: service.known_key(profile)) or asked_key(profile)
     expected = ended_by_failure(options.expected_urls)
     is_silent, screen = show.as_lines(options.as_json), show.screen()
-    # Not the console's width, which is 80 on every dumb terminal, also on one of 40 columns.
-    width = get_terminal_size().columns
+    findings: list[Finding] = []
 
     def report(finding: Finding) -> None:
-        is_hidden = finding.is_blocked or (options.quiet and finding.verdict in {"ok", "skipped"})
-        if not (is_silent or is_hidden):
-            for line in lines(finding, width):
-                screen.print(line, soft_wrap=True)
+        findings.append(finding)
+        if not (is_silent or (options.quiet and finding.verdict in {"ok", "skipped"})):
+            screen.print(row(finding))
 
-    run = ended_by_failure(lambda: _run_of(service, profile, key, expected, report))
-    if isinstance(run, Finding):
-        report(run)
-        findings = sorted([run, *not_made([run])], key=lambda each: CHECKS.index(each.check))
-    else:
-        findings = ended_by_failure(lambda: anyio.run(run.run))
+    ended_by_failure(lambda: _examine(service, profile, key, expected, report))
     verdict = worst(findings)
     if is_silent and (options.as_json or not options.quiet or verdict != "ok"):
         ended_by_failure(lambda: show.emit_json(document(findings, service.profile)))
     elif not (is_silent or options.quiet):
-        screen.print(closing_text(findings, width), soft_wrap=True)
+        screen.print("", closing_text(findings), sep="\n")
     raise typer.Exit(INCOMPLETE if verdict == "fail" else DONE)
 
 
-def _run_of(
+def _examine(
     service: ServiceOptions,
     profile: Profile | None,
     key: str,
     expected: Mapping[str, str] | None,
     report: Callable[[Finding], object],
-) -> DoctorRun | Finding:
-    """Return the run, or a finding about a setting that the client would refuse."""
+) -> None:
+    """Report each finding. The first ones are about settings that the client would refuse."""
     Timeouts(read=service.timeout)  # refuses what the client would refuse
     base_url, panel_guid = service.whereto()
     allow_http = service.may_be_http(profile)
@@ -159,12 +145,21 @@ def _run_of(
         check = "TLS"
         tls = service.tls_context(profile)
         check = "Key"
-        secret = guid_of(key, "the key") if key else None
+        secret = guid_of(key, "the key") if key else _NO_KEY
     except InvalidRequestError as exc:
-        return Finding(check, "fail", str(exc).replace("allow_http=True", "--allow-http"))
-    client_cert = service.client_cert or setting(profile, "client_cert")
-    read_seconds = service.timeout or _READ_SECONDS
-    return DoctorRun(url, panel, secret, proxy, tls, client_cert, read_seconds, expected, report)
+        report(Finding(check, "fail", str(exc).replace("allow_http=True", "--allow-http")))
+        return
+    seconds = service.timeout or _READ_SECONDS
+    timeouts = Timeouts(
+        connect=CONNECT_SECONDS, write=CONNECT_SECONDS, read=seconds, wall=CONNECT_SECONDS + seconds
+    )
+    run = DoctorRun(url, panel, secret, proxy, tls, timeouts, expected)
+
+    async def report_all() -> None:
+        async for finding in run.findings():
+            report(finding)
+
+    anyio.run(report_all)
 
 
 # --- The checks
@@ -172,203 +167,105 @@ def _run_of(
 
 @frozen
 class DoctorRun:
-    """One run of all checks over the client's own connections, in the order of `CHECKS`."""
+    """One run of all checks: single attempts, as the client makes them."""
 
     base_url: httpx.URL
     panel_guid: str
-    key: Secret | None
+    key: Secret  # empty if it is missing
     proxy: Proxy | None
     tls: ssl.SSLContext | None  # None for the default
-    client_cert: str | None  # the file of the user's certificate, which `tls` has
-    read_seconds: float
+    timeouts: Timeouts
     expected: Mapping[str, str] | None  # the user's notification URLs by setting, if they are known
-    report: Callable[[Finding], object]  # called with each finding
 
-    async def run(self) -> list[Finding]:
-        """Make all checks. After a failure, the checks that depend on it are skipped."""
-        findings: list[Finding] = []
-        async for finding in self._checks():
-            findings.append(finding)
-            self.report(finding)
-        for finding in (skipped := not_made(findings)):
-            self.report(finding)
-        return [*findings, *skipped]
-
-    async def _checks(self) -> AsyncGenerator[Finding]:
-        """Yield findings until a check fails that all others depend on."""
-        host = self.base_url.host
-        is_loopback = host == "localhost" or host.startswith("127.") or host == "::1"
-        yield judge.address(str(self.base_url), is_http=not self._is_https, is_loopback=is_loopback)
-        for check in (self._proxy, self._dns, self._tls):
-            yield (finding := await check())
-            if finding.verdict == "fail":
-                return
-        yield self._client_certificate()
-        # Nothing was sent with the key up to here: the certificate is verified by now.
-        with closing(Engine(idle=1, idle_seconds=4.0, proxy=self.proxy, tls=self.tls)) as engine:
-            own = await self._send(engine, self.key)
-            yield (finding := judge.service(own))
-            if finding.verdict == "fail":
-                return
-            yield judge.clock(
-                own.headers.get("date"), own.headers.get("age"), own.began, own.began + own.seconds
-            )
+    async def findings(self) -> AsyncGenerator[Finding]:
+        """Yield findings, in the order of `CHECKS`, until a check fails that all others depend on."""
+        yield judge.address(self.base_url)
+        yield (dns := await self._dns())
+        if dns.verdict == "fail":
+            return
+        async with aclosing(self._session(self.key)) as session:
+            own = await self._send(session)
+            failed = judge.failure(own.problem, self.proxy) if own.problem else None
+            for passed in (self._proxy(), self._tls(own), judge.service(own)):
+                yield (finding := failed if failed and failed.check == passed.check else passed)
+                if finding.verdict == "fail":
+                    return
+            yield judge.clock(own)
             settings = _settings_in(own)
-            for finding in await self._key(engine, own, has_settings=bool(settings)):
-                yield finding
+            yield (finding := await self._key(own, settings))
             if finding.verdict == "fail":
                 return
+            yield judge.panel(self.panel_guid, own, settings)
             if settings is None:
-                yield judge.unknown_panel(own)
                 return
-            yield judge.panel(self.panel_guid, settings)
-            yield judge.end_pages(settings)
-            yield judge.notifications(settings, self.expected)
-            yield judge.latency([await self._send(engine, self.key) for _ in range(_LATENCY_REQUESTS)])
-
-    @property
-    def _is_https(self) -> bool:
-        return self.base_url.scheme == "https"
-
-    @property
-    def _peer(self) -> tuple[str, int]:
-        return self.base_url.raw_host.decode("ascii"), self.base_url.port or (443 if self._is_https else 80)
-
-    async def _proxy(self) -> Finding:
-        if self.proxy is None:
-            scheme = self.base_url.scheme
-            usual = (f"{scheme}_proxy".upper(), f"{scheme}_proxy", "ALL_PROXY", "all_proxy")
-            unused = next((name for name in usual if os.environ.get(name)), None)
-            if unused is None:
-                return Finding("Proxy", "skipped", "none is used")
-            remedy = "If the service is reached only through that proxy, set SAMPLING_PROXY."
-            return Finding("Proxy", "warn", f"none is used, although {unused} is set", remedy)
-        where, began = f"{self.proxy.host}:{self.proxy.port}", time.monotonic()
-        try:
-            (await self._connect(None)).close()
-        except TransportError as exc:
-            return judge.proxy(where, str(exc), host=self._peer[0])
-        return judge.proxy(where, seconds=time.monotonic() - began, is_tunnel=self._is_https)
+            yield judge.urls(settings, self.expected)
+            yield judge.latency([await self._send(session) for _ in range(_LATENCY_REQUESTS)])
 
     async def _dns(self) -> Finding:
         if self.proxy is not None:
             return Finding("DNS", "skipped", "the proxy looks the host up")
+        host = self.base_url.raw_host.decode("ascii")
         try:
-            found = await _connected(Lookups().addresses(*self._peer))
-        except TransportError as exc:
+            with anyio.fail_after(CONNECT_SECONDS):
+                found = await Lookups().addresses(host, self.base_url.port or 443)
+        except OSError as exc:
             remedy = "Check the spelling of the host, and that this machine reaches its name server."
-            return Finding("DNS", "fail", f"{self._peer[0]} has no address: {exc}", remedy)
+            return Finding("DNS", "fail", f"{host} has no address: {exc.strerror or 'no response'}", remedy)
         addresses = list(dict.fromkeys(str(address[0]) for _, address in found))
-        more = len(addresses) - _SHOWN_ADDRESSES
-        shown = ", ".join(addresses[:_SHOWN_ADDRESSES]) + (f" and {more} more" if more > 0 else "")
-        return Finding("DNS", "ok", shown, figures={"Addresses": addresses})
+        return Finding("DNS", "ok", ", ".join(addresses), figures={"Addresses": addresses})
 
-    async def _tls(self) -> Finding:
-        if not self._is_https:
+    def _proxy(self) -> Finding:
+        if self.proxy is None:
+            unused = way_of(self.base_url.scheme, has_proxy=False, environment=os.environ)
+            return Finding("Proxy", "warn" if unused else "skipped", f"none is used{unused}")
+        what = "opens a tunnel (CONNECT)" if self.base_url.scheme == "https" else "takes connections"
+        return Finding("Proxy", "ok", f"{self.proxy.host}:{self.proxy.port} {what}")
+
+    def _tls(self, own: ProbeResponse) -> Finding:
+        if self.base_url.scheme != "https":
             return Finding("TLS", "skipped", "the address is http")
-        try:
-            wire = await self._connect(self.tls or default_context())
-        except Unusable as exc:
-            return Finding("TLS", "fail", str(exc), "Check the file and the variable that names it.")
-        except TransportError as exc:
-            return judge.no_tls(str(exc))
-        certificate = wire.certificate
-        wire.close()
-        return judge.certificate("TLS", certificate, datetime.now(UTC))
+        return judge.tls(own.certificate, datetime.now(UTC))
 
-    def _client_certificate(self) -> Finding:
-        if not self.client_cert:
-            return Finding("Client cert", "skipped", "none is used")
-        der = None
-        # The file was used for the TLS settings by now. OpenSSL reads more forms of PEM than this.
-        with suppress(OSError, ValueError):
-            _, begin, rest = Path(self.client_cert).read_text("ascii", "replace").partition(ssl.PEM_HEADER)
-            der = ssl.PEM_cert_to_DER_cert(begin + rest.partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER)
-        return judge.certificate("Client cert", der, datetime.now(UTC), whose="you")
-
-    async def _key(self, engine: Engine, own: ProbeResponse, *, has_settings: bool) -> list[Finding]:
-        if self.key is None:
-            header = Finding("Key header", "skipped", "there is no key to send")
-            remedy = "Set SAMPLING_API_KEY, or what the profile names."
-            return [header, Finding("Key", "fail", "it is missing", remedy)]
+    async def _key(self, own: ProbeResponse, settings: PartnerSettings | None) -> Finding:
+        if not self.key.reveal():
+            return Finding("Key", "fail", "it is missing", "Set SAMPLING_API_KEY, or what the profile names.")
         if own.status not in _REFUSING:
-            return judge.accepted(own, has_settings=has_settings)
+            return judge.accepted(own, settings)
         # Wrong keys are sent only after the user's was refused, so that no operator sees them as an attack.
-        without = [await self._send(engine, None) for _ in range(2)]
-        wrong = [await self._send(engine, Secret(text)) for text in (str(uuid4()), "not-a-key")]
+        without = [await self._send_with(_NO_KEY) for _ in range(2)]
+        wrong = [await self._send_with(Secret(text)) for text in (str(uuid4()), "not-a-key")]
         return judge.refused(own, without, wrong)
 
-    async def _connect(self, tls: ssl.SSLContext | None) -> Wire:
-        """Open a connection as the client does, through the proxy if there is one."""
-        host, port = self._peer
-        nearest, through = (host, port), None
-        if self.proxy is not None:
-            nearest = self.proxy.host, self.proxy.port
-            through = Tunnel(self.proxy, host, port).dig if self._is_https else None
-
-        async def connected() -> Wire:
-            return await connect(await Lookups().addresses(*nearest), host, tls, through=through)
-
-        return await _connected(connected())
-
-    async def _send(self, engine: Engine, key: Secret | None) -> ProbeResponse:
-        """Send one request with a key, or without one. A failure is a `ProbeResponse` with a problem."""
-        began, start, sent = time.time(), time.monotonic(), [False]
-        private = {} if key is None else {"API_AUTH_KEY": key.reveal()}
-        most = CONNECT_SECONDS + self.read_seconds
-        problem = f"{judge.LATE} within {most:g} s"
-        with anyio.move_on_after(most):
-            try:
-                response = await engine.exchange(self._request(sent), private)
-                body = LimitedBody(response, _BODY_BYTES, _BODY_BYTES)
-                try:
-                    content = await body.read()
-                finally:
-                    await body.aclose()
-                seconds = time.monotonic() - start
-                return ProbeResponse(response.status_code, response.headers, content, "", began, seconds)
-            except httpx.ReadTimeout:
-                problem = f"{judge.LATE} within {self.read_seconds:g} s"
-            except DecodeError as exc:
-                problem = str(exc)
-            except (httpx.HTTPError, OSError, TooSlow) as exc:
-                problem = str(translated(exc, "not_sent", sent=sent[-1]))
-        return ProbeResponse(problem=problem, began=began)
-
-    def _request(self, sent: list[bool]) -> Request:
-        path = self.base_url.raw_path.decode("ascii").rstrip("/")
-        seconds = {"connect": CONNECT_SECONDS, "write": CONNECT_SECONDS, "read": self.read_seconds}
-        headers = {
-            "Host": self.base_url.netloc.decode("ascii"),
-            "Accept": "application/json",
-            "Accept-Encoding": "gzip",
-            "User-Agent": f"sampling-async/{__version__}",
-        }
-        return Request(
-            "GET",
+    def _session(self, key: Secret) -> Session:
+        return Session(
             self.base_url,
-            f"{path}{get_settings(self.panel_guid).target}".encode(),
-            head=Head(httpx.Headers(headers)),
-            body=b"",
-            extensions={"timeout": seconds, "sent": sent.append},
+            key,
+            timeouts=self.timeouts,
+            limits=_LIMITS,
+            connections=1,
+            transport=None,
+            idle_seconds=4.0,
+            proxy=self.proxy,
+            tls=self.tls,
         )
 
+    async def _send_with(self, key: Secret) -> ProbeResponse:
+        async with aclosing(self._session(key)) as session:
+            return await self._send(session)
 
-def not_made(findings: Sequence[Finding]) -> list[Finding]:
-    """Return a finding for each check that was not made, because the last one has failed."""
-    known, why = {each.check for each in findings}, f"not before {findings[-1].check} is mended"
-    return [Finding(check, "skipped", why, is_blocked=True) for check in CHECKS if check not in known]
-
-
-async def _connected(work: Awaitable[T]) -> T:
-    """Wait for a part of a connection. Each failure is a `TransportError`."""
-    try:
-        with anyio.fail_after(CONNECT_SECONDS), CONNECTING:
-            return await work
-    except TimeoutError:
-        raise TransportError(f"no connection within {CONNECT_SECONDS:g} s") from None
-    except (httpx.HTTPError, Refusal) as exc:
-        raise translated(exc, "not_sent", sent=False) from None
+    async def _send(self, session: Session) -> ProbeResponse:
+        """Send one request. A failure is a `ProbeResponse` with a problem."""
+        track, began, start = Track(), time.time(), time.monotonic()
+        try:
+            reply = await session.attempt(get_settings(self.panel_guid), track)
+        except SamplingError as exc:
+            return ProbeResponse(problem=str(exc), began=began)
+        seconds, response = time.monotonic() - start, track.response
+        if response is None:  # a monitoring agent has patched httpx, so it was not our engine that sent
+            return ProbeResponse(reply.status, {}, reply.body, "", began, seconds)
+        headers, certificate = httpx.Headers(response.headers), response.certificate
+        track.release_connection()
+        return ProbeResponse(reply.status, headers, reply.body, "", began, seconds, certificate)
 
 
 def _settings_in(response: ProbeResponse) -> PartnerSettings | None:
@@ -385,39 +282,29 @@ def worst(findings: Sequence[Finding]) -> Verdict:
 # --- What is shown
 
 
-def lines(finding: Finding, width: int) -> Iterator[Text]:
-    """Yield the lines of a finding for a terminal. None is wider than the terminal."""
-    label = f"{_LABELS[finding.verdict]:<6}", _STYLES[finding.verdict]
-    style = "dim" if finding.verdict == "skipped" else ""
-    is_narrow = width < _NARROW
-    indent = 2 if is_narrow else _BESIDE
-    text = _wrapped(finding.found, width - indent)
-    beside = "" if is_narrow else text.pop(0)
-    check = f"{finding.check:<{_BESIDE - 6}}" if beside else finding.check
-    yield Text.assemble(label, (check, style or "bold"), show.plain(beside, style))
-    for line in text:
-        yield show.plain(" " * indent + line, style)
-    for number, line in enumerate(_wrapped(finding.remedy, width - indent - 3)):
-        yield show.plain(f"{' ' * indent}{'   ' if number else '-> '}{line}")
+def row(finding: Finding) -> Table:
+    """Return a finding for a terminal: its check, what was found, and below that what to do."""
+    label, style = _SHOWN[finding.verdict]
+    grid = Table.grid(Column(width=6), Column(width=max(map(len, CHECKS)) + 2), Column(overflow="fold"))
+    grid.add_row(Text(label, style), Text(finding.check, "bold"), show.plain(finding.found))
+    if finding.remedy:
+        grid.add_row("", "", show.plain(f"-> {finding.remedy}"))
+    return grid
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 20), break_on_hyphens=False)
-
-
-def closing_text(findings: Sequence[Finding], width: int) -> Text:
+def closing_text(findings: Sequence[Finding]) -> Text:
     """Return the last words: how many checks failed, and how many warn."""
-    counts = {verdict: sum(each.verdict == verdict for each in findings) for verdict in _LABELS}
-    if not counts["fail"] + counts["warn"]:
-        return Text(f"\nAll is in order: {counts['ok']} checks.", style="bold green")
+    counts, waiting = Counter(each.verdict for each in findings), len(CHECKS) - len(findings)
     text = f"{counts['fail']} failed, {counts['warn']} to look at, {counts['ok']} in order"
-    blocked = sum(each.is_blocked for each in findings)
-    text += f"; {blocked} must wait until that is mended." if blocked else "."
-    style = "bold red" if counts["fail"] else "bold yellow"
-    return Text("\n".join(["", *_wrapped(text, width)]), style=style)
+    if waiting:
+        text += f"; {waiting} must wait until that is mended"
+    return Text(f"{text}.", _SHOWN[worst(findings)][1])
 
 
 def document(findings: Sequence[Finding], profile: str | None) -> dict[str, Any]:
+    """Return all findings as one JSON object. A check that was not made, after a failed one, is skipped."""
+    made, why = {each.check: each for each in findings}, f"not before {findings[-1].check} is mended"
+    checks = [made.get(check) or Finding(check, "skipped", why) for check in CHECKS]
     return {
         "Verdict": worst(findings),
         "Profile": without_guids(profile or "") or None,
@@ -428,6 +315,6 @@ def document(findings: Sequence[Finding], profile: str | None) -> dict[str, Any]
                 "Remedy": each.remedy or None,
                 "Figures": each.figures,
             }
-            for each in findings
+            for each in checks
         ],
     }

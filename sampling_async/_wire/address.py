@@ -76,7 +76,7 @@ def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
         raise InvalidRequestError(f"base_url has a port that does not exist: ports are 1 to {_LAST_PORT}")
     if {".", ".."} & set(value.split("/")):
         raise InvalidRequestError("base_url takes no '.' or '..' segments")
-    if url.scheme == "http" and not (allow_http or _is_loopback(host)):
+    if url.scheme == "http" and not (allow_http or is_loopback(host)):
         raise InvalidRequestError(
             "base_url must be https, because http sends the key unencrypted; give allow_http=True to accept "
             "that"
@@ -97,7 +97,7 @@ class Proxy:
     @property
     def is_loopback(self) -> bool:
         """Whether the proxy runs on this machine, so that nothing sent to it crosses a network."""
-        return _is_loopback(self.host)
+        return is_loopback(self.host)
 
     def __repr__(self) -> str:
         return f"<Proxy {self.host}:{self.port}>"
@@ -164,7 +164,7 @@ def idle_seconds_of(value: float) -> float:
     return seconds
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

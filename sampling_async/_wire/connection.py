@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import httpx
 from attrs import define
@@ -17,7 +17,7 @@ from sampling_async._wire.trust import ABOUT_THE_CLIENT, alert_in
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 @define
@@ -49,6 +49,10 @@ class Connection:
     @property
     def was_idle(self) -> bool:
         return self.used_at > 0
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        return self._wire.certificate
 
     def age(self, now: float) -> float:
         return now - self.used_at
@@ -159,6 +163,10 @@ class BodyStream(httpx.AsyncByteStream):
 
     def __aiter__(self) -> Self:
         return self
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        return self._connection.certificate
 
     def take(self) -> bytes:
         return self._answer.take()

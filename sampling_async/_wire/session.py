@@ -102,7 +102,9 @@ class Carrier(httpx.AsyncBaseTransport):
         return isinstance(exc, Exception)
 
     async def handle_async_request(self, request: Any) -> httpx.Response:
-        private = {_KEY_HEADER: self._key.reveal()} if self._is_home(request.origin) else {}
+        key = self._key.reveal() if self._is_home(request.origin) else ""
+        private = {_KEY_HEADER: key} if key else {}
+        del key
         try:
             if self._engine is not None and not self._engine.is_bypassed:
                 return await self._engine.exchange(request, private)
@@ -214,7 +216,7 @@ _REFUSAL_SECONDS: Final = 2.0
 
 
 class Session:
-    """The sender of single attempts."""
+    """The sender of single attempts. With an empty key, no API_AUTH_KEY is sent."""
 
     closed = False
     _loop: object = None  # the event loop of the first attempt

@@ -36,7 +36,7 @@ if sys.platform == "linux":
     import termios
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from sampling_async._wire.lookups import Addresses
 
@@ -230,9 +230,11 @@ class Wire:
         return None if self._tls is None else self._tls.session
 
     @property
-    def certificate(self) -> bytes | None:
-        """The server's certificate in DER, verified or not; None without TLS."""
-        return None if self._tls is None else self._tls.getpeercert(binary_form=True)
+    def certificate(self) -> Mapping[str, Any]:
+        """The server's certificate as `ssl` returns it; empty without TLS, and after the end."""
+        if self._tls is None or self._tls.fileno() < 0:
+            return {}
+        return self._tls.getpeercert() or {}
 
     @property
     def post_handshake_auth(self) -> bool:
