@@ -6,6 +6,7 @@ from collections import Counter
 from decimal import Decimal
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import httpx
 import pytest
@@ -46,6 +47,23 @@ def test_its_kinds_are_those_of_the_inbox():
     with pytest.raises(ValueError, match=f"is no kind of notification: {', '.join(with_url)}$"):
         with sim.notifications.sending_to({"x": "http://x"}):
             pytest.fail("there is no such kind")
+
+
+async def test_what_a_cancelled_delivery_has_taken_is_delivered_later(tmp_path):
+    sim = Simulator(seed=5, surveys=8, members=20, notifying=Notifying())
+    await invite_all(sim)
+    outbox = sim.notifications
+    async with inbox_at(tmp_path) as inbox:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(outbox.deliver, inbox)
+                while not outbox.sent:
+                    await anyio.lowlevel.checkpoint()
+                scope.cancel()
+        assert 0 < len(outbox.unheard) <= outbox.waiting
+        await outbox.deliver(inbox)
+        assert len(await facts_of(inbox)) == len(outbox.told)
+    assert outbox.waiting == len(outbox.unheard) == 0
 
 
 async def test_every_invite_ends_in_a_completion_or_a_terminate(tmp_path):

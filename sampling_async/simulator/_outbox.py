@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import threading
+from collections import deque
 from collections.abc import Mapping
 from contextlib import contextmanager
 from datetime import UTC, timedelta
@@ -26,7 +27,7 @@ from attrs import field, frozen
 from sampling_async._contract.records import hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from datetime import datetime
 
     from sampling_async.notifications import Inbox
@@ -344,11 +345,23 @@ class Outbox:
         urls = {str(kind): url for kind, url in inbox.urls(_INBOX_URL).items()}
         count = 0
         async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
-            # A list, so that refused notifications wait for the next call and are not sent again forever.
-            for posting in list(self._due(everything=everything)):
-                await self._post(client, urls, posting)
-                count += 1
+            # Taken all at once, so that refused notifications wait for the next call and are not sent again
+            # forever.
+            due = deque(self._due(everything=everything))
+            try:
+                while due:
+                    await self._post(client, urls, due.popleft())
+                    count += 1
+            finally:
+                self._put_back(due)
         return count
+
+    def _put_back(self, postings: Iterable[Posting]) -> None:
+        """Queue again what a call that was cancelled has taken and not posted."""
+        with self._lock:
+            for posting in postings:
+                self._in_flight -= 1
+                self._put(posting, posting.at)
 
     async def send(self, urls: Mapping[str, str]) -> None:
         """Post over HTTP what is due, until this is cancelled; kinds without a URL are not sent."""
