@@ -1,96 +1,104 @@
-"""The display of the demo: step by step on a terminal, one JSON object if piped."""
+"""The display of the demo: a bar while it runs, then its findings, as text or as one JSON object."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from sampling_async import Quotas
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign_view import pairs_json
-from sampling_async._cli._demo import PER_MEMBER, Demo, Ends, Findings
+from sampling_async._cli._demo import ENDS, PER_MEMBER, Demo, Findings, run_day
 from sampling_async._cli._tally import STATUSES
-from sampling_async.campaign import Plan
 
 if TYPE_CHECKING:
-    from sampling_async._cli._demo import Step
+    from rich.console import Console
+
+    from sampling_async import Quotas
 
 _SHOWN_SURVEYS = 3
-_BAR_CELLS = 24
-_PERCENTS = (50, 90, 99)
+_BAR_CELLS = 16
+_POLL_SECONDS = 0.1
+_PERCENTILES = "p50", "p90", "p99"
 
 
-class DemoScreen:
-    """Shows a demo while it runs; if it is silent, only the bar, which is on stderr."""
+async def run_shown(demo: Demo) -> Findings:
+    """Run a demo, with a bar on stderr that shows how far it is."""
+    bar = show.progress_bar(total_known=True)
+    task = bar.add_task("", total=None)
 
-    def __init__(self, demo: Demo, *, silent: bool) -> None:
-        self._console = Console(quiet=True) if silent else show.screen()
-        self.bar = show.progress_bar(total_known=True)
-        self._task = self.bar.add_task("Asking", total=None, visible=False)
-        faults = "with" if demo.faults else "no"
-        text = Text.assemble(
-            ("sampling_async ", "bold"),
-            f"against a simulated service in its own process, {faults} faults.\n",
-            ("A partner's day: inventory, panel, matching, invites, and how each survey ended.", "dim"),
-        )
-        self._console.print(Panel(text, border_style="cyan", expand=False))
+    async def poll() -> None:
+        while True:
+            what, done, total = _progress(demo)
+            bar.update(task, description=what, completed=done, total=total)
+            await asyncio.sleep(_POLL_SECONDS)
 
-    def show(self, step: Step) -> None:
-        """Show how far the demo is."""
-        if isinstance(step, Quotas):
-            found = f"{len(step.surveys):,} surveys, {_quotas_in(step):,} open quotas, watched; the first:"
-            self._console.print("\n", _pairs(Inventory=found), "\n", sep="")
-            self._console.print(show.quotas_table(step.surveys[:_SHOWN_SURVEYS], self._console.width), "")
-        elif isinstance(step, Plan):
-            found = f"{step.members:,} members of panel.jsonl, {step.matched:,} of them match quotas"
-            plan = f"{step.pairs:,} pairs in {step.requests:,} requests, at most {PER_MEMBER} for each member"
-            self._console.print(_pairs(Panel=found, Plan=plan))
-        elif isinstance(step, Ends):
-            self._move("Hearing", step.heard, step.known)
-        elif not self.bar.disable:  # the counts of a run are added up each time
-            pairs = step.pairs
-            self._move("Asking", pairs.planned - pairs.pending, pairs.planned)
+    polling = asyncio.create_task(poll())
+    with bar:  # it ends before an error is printed on the same screen
+        try:
+            return await run_day(demo)
+        finally:
+            polling.cancel()
 
-    def _move(self, what: str, done: int, total: int) -> None:
-        self.bar.update(self._task, description=what, completed=done, total=total, visible=True)
+
+def _progress(demo: Demo) -> tuple[str, int, int | None]:
+    """Return what a demo does, how much of it is done, and of how much."""
+    if demo.run is None or demo.outbox is None:
+        return "Planning", 0, None
+    pairs = demo.run.pairs
+    if pairs.pending:
+        return "Asking", pairs.planned - pairs.pending, pairs.planned
+    ends, unheard = (
+        sum(posting.kind in ENDS for posting in postings)
+        for postings in (demo.outbox.told, demo.outbox.unheard)
+    )
+    return "Hearing", ends - unheard, ends
 
 
 def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
-    """Print the findings: the share of invites, outcomes, ends, and the comparison with the service."""
-    summary, pages, total = findings.summary, findings.recontact_pages, max(findings.statuses.total(), 1)
-    completed, terminated = findings.received
-    times = "  ".join(f"p{percent} {findings.percentile(percent) * 1000:.0f} ms" for percent in _PERCENTS)
+    """Print the findings: inventory, plan, outcomes, ends, and the comparison with the service."""
+    faults = "with" if demo.faults else "no"
+    title = Text.assemble(
+        ("sampling_async ", "bold"),
+        f"against a simulated service, {faults} faults.\n",
+        ("A partner's day: inventory, panel, matching, invites, and how each survey ended.", "dim"),
+    )
+    inventory, plan, summary = findings.inventory, findings.plan, findings.summary
+    latency, (completed, terminated) = findings.latency, findings.received
     console.print(
+        Panel(title, border_style="cyan", expand=False),
+        "",
+        show.quotas_table(inventory.surveys[:_SHOWN_SURVEYS], console.width),
         "",
         _pairs(
+            Inventory=f"{len(inventory.surveys):,} surveys, {_quotas_in(inventory):,} open quotas, watched",
+            Panel=f"{plan.members:,} members of panel.jsonl, {plan.matched:,} of them match quotas",
+            Plan=f"{plan.pairs:,} pairs in {plan.requests:,} requests, at most {PER_MEMBER} for each member",
             Invites=f"{_share(summary.success_rate)} of the requested pairs ended in an invite: "
             f"{summary.pairs.invited:,} invites, {summary.invites_per_request:.1f} a request, "
             f"{summary.expected_value:,.0f} expected (price x incidence rate)",
-            Speed=f"{findings.seconds:.1f} s, {len(findings.request_seconds):,} bulk requests: {times}",
+            Speed=f"{summary.active_seconds:.1f} s, {latency.count:,} bulk requests: "
+            + "  ".join(f"{name} {getattr(latency, name) * 1000:.0f} ms" for name in _PERCENTILES),
             Surveys=f"{completed:,} completes worth {findings.revenue:,.2f}, {terminated:,} terminates",
-            Recontact=f"quota {findings.recontact_quota_id}: {sum(pages):,} member codes in {len(pages)} pages",
+            Recontact=f"{sum(findings.recontacts.values()):,} member codes of "
+            f"{len(findings.recontacts):,} quotas",
         ),
         "",
+        sep="\n",
     )
-    table = show.new_table("Outcome", "Quota IDs", "Share", "", right=("Quota IDs", "Share"))
-    for status in STATUSES:
-        name, style = Text(status.replace("_", " "), show.STYLES[status]), show.STYLES[status]
-        count = findings.statuses[status]
-        line = Text("\N{BOX DRAWINGS HEAVY HORIZONTAL}" * round(_BAR_CELLS * count / total), style)
-        table.add_row(name, f"{count:,}", _share(count / total), line)
-    console.print(table, "")
-    table = show.new_table("Code", "Result", "Quota IDs", "Share", right=("Code", "Quota IDs", "Share"))
-    for (code, result), count in findings.codes.most_common():
-        name = show.plain(result or "no result code")
-        table.add_row("" if code is None else str(code), name, f"{count:,}", _share(count / total))
+    table = show.new_table("Code", "Result", "Quota IDs", "Share", "", right=("Code", "Quota IDs", "Share"))
+    for each in summary.codes:
+        number, name = str(each.result_code or ""), show.plain(each.result or "no result code")
+        share = each.pairs / summary.asked
+        bar = Text("\N{BOX DRAWINGS HEAVY HORIZONTAL}" * round(_BAR_CELLS * share), "cyan")
+        table.add_row(number, name, f"{each.pairs:,}", _share(share), bar)
     console.print(table, "", _comparison(findings))
-    console.print(
-        Text.assemble(("Report     ", "bold"), (str(demo.folder / "report.html"), "cyan")), soft_wrap=True
-    )
+    report = Text.assemble(("Report     ", "bold"), (str(demo.folder / "report.html"), "cyan"))
+    console.print(report, soft_wrap=True)
 
 
 def _pairs(**texts: str) -> Table:
@@ -106,20 +114,20 @@ def _share(part: float) -> str:
 
 
 def _comparison(findings: Findings) -> Panel:
-    service, invited, heard = findings.service, findings.statuses["invited"], sum(findings.received)
-    unread, lost = len(service.verdict.unread), len(service.verdict.lost)
+    summary, verdict = findings.summary, findings.verdict
     rows = [
-        ("Invites that the client reports", invited),
-        ("Invites in the service's ledger", service.invites),
-        ("Ends of surveys in the inbox", heard),
-        ("Ends that the service knows of", heard + findings.missing_ends),
+        ("Invites that the client reports", summary.pairs.invited),
+        ("Invites in the service's ledger", findings.invites),
     ]
-    if unread or lost:
+    if verdict.unread or verdict.lost:
         rows += [
-            ("  read by the client", invited),
-            ("  response lost, reported unknown", unread),
-            ("Reported unknown, no invite made", lost),
+            ("  response lost, reported unknown", len(verdict.unread)),
+            ("Reported unknown, no invite made", len(verdict.lost)),
         ]
+    rows += [
+        ("Ends of surveys in the inbox", sum(findings.received)),
+        ("Ends that the service knows of", sum(findings.posted)),
+    ]
     table = Table.grid("", Column(justify="right"), padding=(0, 2))
     for name, count in rows:
         table.add_row(name, f"{count:,}")
@@ -139,8 +147,7 @@ def _quotas_in(inventory: Quotas) -> int:
 
 def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
     """Return the figures of a demo as one JSON object."""
-    summary, service, pages = findings.summary, findings.service, findings.recontact_pages
-    verdict, (completed, terminated) = service.verdict, findings.received
+    summary, verdict, latency = findings.summary, findings.verdict, findings.latency
     return {
         "SuccessRate": round(summary.success_rate, 4),
         "InvitesPerRequest": round(summary.invites_per_request, 3),
@@ -149,20 +156,27 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
         "Surveys": len(findings.inventory.surveys),
         "Quotas": _quotas_in(findings.inventory),
         "Pairs": pairs_json(summary.pairs),
-        "Outcomes": {status: findings.statuses[status] for status in STATUSES},
+        "Outcomes": {status: getattr(summary.pairs, status) for status in STATUSES},
         "ResultCodes": [
-            {"ResultCode": code, "Result": result, "QuotaIDs": count}
-            for (code, result), count in findings.codes.most_common()
+            {"ResultCode": each.result_code, "Result": each.result, "QuotaIDs": each.pairs}
+            for each in summary.codes
         ],
-        "Seconds": round(findings.seconds, 3),
-        "BulkRequests": len(findings.request_seconds),
-        "BulkRequestSeconds": {f"P{each}": round(findings.percentile(each), 4) for each in _PERCENTS},
-        "Recontact": {"QuotaID": findings.recontact_quota_id, "Pages": len(pages), "MemberCodes": sum(pages)},
-        "Notifications": {"Completions": completed, "Terminates": terminated, "Revenue": findings.revenue},
+        "Seconds": round(summary.active_seconds, 3),
+        "BulkRequests": latency.count,
+        "BulkRequestSeconds": {name.upper(): round(getattr(latency, name), 4) for name in _PERCENTILES},
+        "Recontact": {
+            "QuotaIDs": len(findings.recontacts),
+            "MemberCodes": sum(findings.recontacts.values()),
+        },
+        "Notifications": {
+            "Completions": findings.received[0],
+            "Terminates": findings.received[1],
+            "Revenue": findings.revenue,
+        },
         "Ledger": {
-            "Invites": service.invites,
-            "Completions": service.completions,
-            "Terminates": service.terminates,
+            "Invites": findings.invites,
+            "Completions": findings.posted[0],
+            "Terminates": findings.posted[1],
             "Unheard": findings.missing_ends,
             "Unread": len(verdict.unread),
             "Lost": len(verdict.lost),

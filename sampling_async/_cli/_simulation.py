@@ -22,7 +22,7 @@ from sampling_async import DecodeError, InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ended_by_failure, fail
 from sampling_async._cli._options import flag, given, option, quietable, takes
-from sampling_async._cli._tally import DONE, FAILED, INCOMPLETE, USAGE
+from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
@@ -276,29 +276,19 @@ def demo(
 ) -> None:
     """Show a partner's day: a panel in, invites out, and how each survey ended.
 
-    The service runs in its own process. Quotas are watched, the panel is
-    matched, a campaign requests invites, notifications come in. At the end,
+    The simulated service has a port of its own. Quotas are watched, the panel
+    is matched, a campaign requests invites, notifications come in. At the end,
     everything is compared with the service's own ledger, and a report of the
     campaign is written.
     """
     need_simulator("numpy", "pyarrow", "jinja2")
-    from sampling_async._cli._demo import Demo, DemoError, Findings, run_day  # noqa: PLC0415  need the extras
-    from sampling_async._cli._demo_view import DemoScreen, findings_json, print_findings  # noqa: PLC0415
+    from sampling_async._cli._demo import Demo  # noqa: PLC0415  needs the extras
+    from sampling_async._cli._demo_view import findings_json, print_findings, run_shown  # noqa: PLC0415
 
     folder = ended_by_failure(lambda: _demo_folder(out))
     settings = Demo(folder=folder, seed=seed, members=members, surveys=surveys, faults=faults)
-    is_silent = show.as_lines(as_json)
-    screen = DemoScreen(settings, silent=is_silent)
-
-    def run() -> Findings:
-        with screen.bar:  # it ends before an error is printed on the same screen
-            return anyio.run(run_day, settings, screen.show)
-
-    try:
-        findings = ended_by_failure(run)
-    except DemoError as exc:
-        fail(str(exc), FAILED)
-    if is_silent:
+    findings = ended_by_failure(lambda: anyio.run(run_shown, settings))
+    if show.as_lines(as_json):
         ended_by_failure(lambda: show.emit_json(findings_json(settings, findings)))
     else:
         print_findings(show.screen(), findings, settings)
