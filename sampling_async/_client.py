@@ -555,7 +555,7 @@ class SamplingClient:
         track, started = CallTrack(), self._caller.clock()
 
         def check(invite: Invite) -> None:
-            self._caller.assign(member_code, (invite.url,), call, track, path="$.URL", started=started)
+            self._caller.assign_links(member_code, (invite.url,), call, track, path="$.URL", started=started)
 
         return await self._caller.call(call, self._interactive(call.endpoint, deadline), track, check=check)
 

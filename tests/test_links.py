@@ -108,10 +108,10 @@ async def test_a_single_invite_with_a_link_of_another_member_is_an_error():
 async def test_a_call_that_is_interrupted_after_a_link_of_another_member_may_have_had_its_effect():
     async with doubles.client(doubles.Service([])) as client:
         call, track = requests.get_settings(doubles.PANEL), CallTrack()
-        client._caller.assign("m1", ["a"], call, track, path="$", started=0.0)
+        client._caller.assign_links("m1", ["a"], call, track, path="$", started=0.0)
         assert track.delivery == "not_sent"
         with pytest.raises(DecodeError):
-            client._caller.assign("m2", ["a"], call, track, path="$", started=0.0)
+            client._caller.assign_links("m2", ["a"], call, track, path="$", started=0.0)
         assert track.delivery == "unknown"
 
 

@@ -106,10 +106,10 @@ def test_the_division_of_a_panel_has_no_effect(generated, monkeypatch):
     for size in (7, 100, 399):
         parts = pa.Table.from_batches(panel.to_batches(max_chunksize=size))
         assert matcher.run(parts).read_all() == whole
-    learning, parts = matcher.learning(), [panel.slice(0, 150), panel.slice(150)]
-    learned = matcher.learned([made for part in parts for made in learning.map_batches(part.to_batches())])
-    assert learned.output.prices.by_quota == matcher.learn(panel).output.prices.by_quota
-    copy = pickle.loads(pickle.dumps(learned))
+    sampler, parts = matcher.price_sampler(), [panel.slice(0, 150), panel.slice(150)]
+    priced = matcher.with_prices([made for part in parts for made in sampler.map_batches(part.to_batches())])
+    assert priced.output.prices.by_quota == matcher.derive_prices(panel).output.prices.by_quota
+    copy = pickle.loads(pickle.dumps(priced))
     candidates = [made for part in parts for made in copy.map_batches(part.to_batches())]
     assert copy.part_schema == candidates[0].schema != copy.schema
     assert copy.merged(candidates) == whole
@@ -126,9 +126,9 @@ def test_candidates_may_come_from_elsewhere(generated):
     given, expected = counts_of(found.to_pylist()), counts_of(whole.to_pylist())
     assert sum(given.values()) == pytest.approx(sum(expected.values()), rel=0.05)
     # Prices that are known already are used, and then a reader will do.
-    learned = matcher.learn(panel)
+    priced = matcher.derive_prices(panel)
     reader = pa.RecordBatchReader.from_batches(every.schema, every.to_batches(max_chunksize=90))
-    assert learned.allocate(reader).read_all() == learned.allocate(every).read_all()
+    assert priced.allocate(reader).read_all() == priced.allocate(every).read_all()
 
 
 def test_candidates_of_other_quotas_are_passed_over():
@@ -169,10 +169,10 @@ def test_a_panel_that_can_be_read_once_is_measured_first(generated):
     index, panel = generated
     matcher = PanelMatcher(index, Allocate(3))
     for once in (pa.RecordBatchReader.from_batches(panel.schema, panel.to_batches()), iter(panel.to_batches())):
-        with pytest.raises(InvalidRequestError, match=r"can be read only once.*derive prices first"):
+        with pytest.raises(InvalidRequestError, match=r"can be read only once.*derive_prices"):
             matcher.run(once).read_all()
     reader = pa.RecordBatchReader.from_batches(panel.schema, panel.to_batches())
-    assert matcher.learn(panel).run(reader).read_all() == matcher.run(panel).read_all()
+    assert matcher.derive_prices(panel).run(reader).read_all() == matcher.run(panel).read_all()
     with pytest.raises(InvalidRequestError, match="this allocation has no prices yet"):
         matcher.map_batches(panel.to_batches())
 
@@ -180,16 +180,16 @@ def test_a_panel_that_can_be_read_once_is_measured_first(generated):
 def test_prices_that_were_measured_before_can_be_given():
     index, panel = QuotaIndex([EVERYBODY, MEN_ONLY]), people(200, 200)
     output = Allocate(1, room={1: 200, 2: 200}, value=WORTH)
-    learned = PanelMatcher(index, output).learn(panel)
-    given = PanelMatcher(index, evolve(output, prices=learned.output.prices))
-    assert given._source.market.prices.tolist() == learned._source.market.prices.tolist()
+    priced = PanelMatcher(index, output).derive_prices(panel)
+    given = PanelMatcher(index, evolve(output, prices=priced.output.prices))
+    assert given._source.market.prices.tolist() == priced._source.market.prices.tolist()
     assert max(given._source.market.prices) > 0
-    assert given.run(panel).read_all() == learned.run(panel).read_all()
+    assert given.run(panel).read_all() == priced.run(panel).read_all()
 
 
 def test_prices_are_for_allocations_only(generated):
     index, panel = generated
-    for wrong in (PanelMatcher(index).learn, PanelMatcher(index, TopK(3)).learned):
+    for wrong in (PanelMatcher(index).derive_prices, PanelMatcher(index, TopK(3)).with_prices):
         with pytest.raises(InvalidRequestError, match=r"only Allocate\(n\) has prices"):
             wrong(panel)
 
@@ -199,10 +199,10 @@ def test_a_sample_stands_for_a_large_panel(monkeypatch):
     index = QuotaIndex([EVERYBODY, MEN_ONLY])
     panel = pa.concat_tables([people(200, 200), people(100, 100)])
     matcher = PanelMatcher(index, Allocate(1, room={1: 300, 2: 300}, value=WORTH))
-    sample = matcher.learning().run(pa.Table.from_batches(panel.to_batches(max_chunksize=90))).read_all()
+    sample = matcher.price_sampler().run(pa.Table.from_batches(panel.to_batches(max_chunksize=90))).read_all()
     assert len(sample) == 100
     assert sum(sample.column("members").to_pylist()) == 600
-    prices = matcher.learn(panel).output.prices
+    prices = matcher.derive_prices(panel).output.prices
     assert prices.by_quota[1] > prices.by_quota[2] + 0.5
 
 

@@ -72,11 +72,11 @@ def test_parts_from_before_a_quota_closed_are_merged_without_it(output):
 
 def test_an_allocation_takes_nothing_from_parts_about_other_quotas():
     index, panel = QuotaIndex(generate_inventory(9, surveys=30), kinds=AGES), generated_panel()[1]
-    parts = list(PanelMatcher(index, Allocate(3)).learning().map_batches(panel.to_batches()))
-    assert PanelMatcher(index, Allocate(3)).learned(parts).run(panel).read_all()
+    parts = list(PanelMatcher(index, Allocate(3)).price_sampler().map_batches(panel.to_batches()))
+    assert PanelMatcher(index, Allocate(3)).with_prices(parts).run(panel).read_all()
     index.close(next(iter(index.quota_ids)))
     with pytest.raises(InvalidRequestError, match="made for other quotas"):
-        PanelMatcher(index, Allocate(3)).learned(parts)
+        PanelMatcher(index, Allocate(3)).with_prices(parts)
 
 
 def test_parts_of_another_output_are_refused_and_parts_without_members_may_lose_their_columns(generated):

@@ -374,7 +374,7 @@ class Inviter:
         call, started = bulk_invite(self._panel_guid, chunk.member_code, chunk.quota_ids), self._caller.clock()
         try:
             answer = await self._caller.run(call, permit, track)
-            self._caller.assign(
+            self._caller.assign_links(
                 chunk.member_code, answer.links(), call, track, path="$.Invites", started=started
             )
         except BaseException:

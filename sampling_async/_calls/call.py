@@ -301,7 +301,7 @@ class Caller:
         with suppress(ClientClosedError):
             self._session.check_usable()
 
-    def assign(
+    def assign_links(
         self,
         member_code: str,
         links: Sequence[str],

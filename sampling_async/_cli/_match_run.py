@@ -160,7 +160,7 @@ class MatchRun:
                 must_be_distinct(codes.batches)
         if isinstance(wanted, Allocate):
             with self._file_named():
-                matcher = matcher.learn(source.batches, workers=options.processes)
+                matcher = matcher.derive_prices(source.batches, workers=options.processes)
             source = opened()
         followed = Followed(source)
         results = iter(matcher.run(iter(followed), workers=options.processes))

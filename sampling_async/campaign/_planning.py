@@ -132,7 +132,11 @@ class Planner:
             return read if held is None else (_offered_less(batch, held) for batch in read)
 
         with _naming(source):
-            priced = matcher if allocate.prices is not None else matcher.learn(batches(), workers=self.workers)
+            priced = (
+                matcher
+                if allocate.prices is not None
+                else matcher.derive_prices(batches(), workers=self.workers)
+            )
             with ledger.planning() as planning:
                 allocated = wanted.each(priced.run(batches(), workers=self.workers))
                 self._write(planning, priced, allocated, source, now)

@@ -44,8 +44,8 @@ def parts_of(matcher):
 
 
 matcher = PanelMatcher(index, Allocate(5))
-learned = matcher.learned(parts_of(matcher.learning()))
-allocated = learned.merged(parts_of(learned))
+priced = matcher.with_prices(parts_of(matcher.price_sampler()))
+allocated = priced.merged(parts_of(priced))
 
 
 # The best quotas of each member, of a data frame, written where they are made.

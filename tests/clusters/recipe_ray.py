@@ -62,5 +62,5 @@ def parts_of(matcher):
 # Quotas for each member, chosen together: one step finds the prices, the next one makes candidates. Parts come
 # in any order, so the members are put into one.
 matcher = PanelMatcher(index, Allocate(5))
-learned = matcher.learned(parts_of(matcher.learning()))
-allocated = learned.merged(parts_of(learned).sort_by("member_code"))
+priced = matcher.with_prices(parts_of(matcher.price_sampler()))
+allocated = priced.merged(parts_of(priced).sort_by("member_code"))

@@ -50,5 +50,5 @@ def parts_of(matcher):
 
 
 matcher = PanelMatcher(index, Allocate(5))
-learned = matcher.learned(parts_of(matcher.learning()))
-allocated = learned.merged(parts_of(learned).sort_by("member_code"))
+priced = matcher.with_prices(parts_of(matcher.price_sampler()))
+allocated = priced.merged(parts_of(priced).sort_by("member_code"))

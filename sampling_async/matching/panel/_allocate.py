@@ -90,10 +90,10 @@ class Allocate:
     Wang and Ye, "A Dynamic Near-Optimal Algorithm for Online Linear Programming" (Operations Research 62(4),
     2014); then one greedy pass at these prices.
 
-    The panel is read twice, unless `prices` are given, see `PanelMatcher.learn`. Memory does not grow with
-    it. The sample, the prices and the candidates of a member do not depend on how the panel is divided into
-    batches or among workers. The choice is made in the order of the panel, 16,384 members at a time: the same
-    members in another order are given other quotas, of nearly the same value.
+    The panel is read twice, unless `prices` are given, see `PanelMatcher.derive_prices`. Memory does not grow
+    with it. The sample, the prices and the candidates of a member do not depend on how the panel is divided
+    into batches or among workers. The choice is made in the order of the panel, 16,384 members at a time: the
+    same members in another order are given other quotas, of nearly the same value.
 
     The result has a row for each member with the columns of `TopK`: `member_code`, `quota_ids` (first the
     certain, then the possible ones, both best first) and `certain`. A panel may have a column `invites_left`,
@@ -116,7 +116,7 @@ class Allocate:
         possible: The value of a possible match as a share of that of a certain one; 0 leaves it out.
         reserves: How many further quotas of a member are listed at most; 0 for none.
         seed: The seed of the sample and of the order of equal quotas.
-        prices: The result of `PanelMatcher.learn`; None: prices are derived from the panel.
+        prices: The result of `PanelMatcher.derive_prices`; None: prices are derived from the panel.
 
     Raises:
         InvalidRequestError: A number is not in its range.

@@ -57,7 +57,7 @@ def must_be_readable_twice(stream: Any) -> None:
     if not hasattr(stream, "__arrow_c_stream__") or isinstance(stream, pa.RecordBatchReader):
         raise InvalidRequestError(
             "Allocate reads the panel twice, and this one can be read only once: give a table, data "
-            "frame or relation; or derive prices first: matcher.learn(panel).run(the same, opened again)"
+            "frame or relation; or use matcher.derive_prices(panel).run(the same, opened again)"
         )
 
 

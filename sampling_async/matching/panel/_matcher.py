@@ -170,7 +170,7 @@ class PanelMatcher:
         reader: BatchReader = pa.RecordBatchReader.from_batches(self.schema, batches)
         return reader
 
-    def learn(self, stream: Any, *, workers: int | Workers = 1) -> PanelMatcher:
+    def derive_prices(self, stream: Any, *, workers: int | Workers = 1) -> PanelMatcher:
         """Return a matcher that allocates with prices derived from a panel, read to its end; see `Allocate`.
 
         `run` does this by itself. Call it to use the same prices for several runs. Or call it if your panel can
@@ -179,7 +179,7 @@ class PanelMatcher:
         Raises:
             InvalidRequestError: The output is not `Allocate`; or as `run`.
         """
-        return self.learned(self.learning().run(stream, workers=workers).read_all())
+        return self.with_prices(self.price_sampler().run(stream, workers=workers).read_all())
 
     def allocate(self, candidates: Any) -> BatchReader:
         """Allocate among given candidates: found by your rules or model, or by `TopK`.
@@ -202,25 +202,25 @@ class PanelMatcher:
         if output.prices is None:
             must_be_readable_twice(candidates)
             batches = form.of_others(batches_of(candidates))
-            matcher = self.learned(output.price_sample.of_candidates(batches, self._source))
+            matcher = self.with_prices(output.price_sample.of_candidates(batches, self._source))
         batches = form.of_others(batches_of(candidates))
         yield from matcher.output.allocated(batches, matcher._source)  # noqa: SLF001  the same class
 
-    def learning(self) -> PanelMatcher:
-        """Return a matcher whose output is what `learned` needs, for engines that divide the panel.
+    def price_sampler(self) -> PanelMatcher:
+        """Return a matcher whose output is what `with_prices` needs, for engines that divide the panel.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`.
         """
         return self._for(self._allocation().price_sample, self._source)
 
-    def learned(self, parts: Any) -> PanelMatcher:
-        """Return a matcher with prices derived from a panel, given the outputs of `learning` of all parts.
+    def with_prices(self, parts: Any) -> PanelMatcher:
+        """Return a matcher with prices derived from a panel, given the outputs of `price_sampler` of all parts.
 
         Raises:
             InvalidRequestError: The output is not `Allocate`; or as `merged`.
         """
-        output = self._allocation().with_prices_of(self.learning().merged(parts), self._source)
+        output = self._allocation().with_prices_of(self.price_sampler().merged(parts), self._source)
         return self._for(output, self._source.ranked_by(output.priced(self._source)))
 
     def _allocation(self) -> Allocate:
@@ -231,7 +231,7 @@ class PanelMatcher:
     def _allocated_by(self, workers: Workers, stream: Any) -> Iterator[Any]:
         if self._allocation().prices is None:
             must_be_readable_twice(stream)
-            self = self.learn(stream, workers=workers)  # noqa: PLW0642  the same, with prices
+            self = self.derive_prices(stream, workers=workers)  # noqa: PLW0642  the same, with prices
         candidates = self._for(self._of_parts, self._source).run(stream, workers=workers)
         yield from self.output.allocated(candidates, self._source)
 
@@ -240,15 +240,15 @@ class PanelMatcher:
 
         Give the part as record batches or as an Arrow stream. For the counts, the samples or the allocation of
         the whole panel, combine the outputs of its parts with `merged`. For an allocation, derive the prices
-        first: combine the outputs of `learning().map_batches` with `learned`, which returns the matcher for the
-        second step.
+        first: combine the outputs of `price_sampler().map_batches` with `with_prices`, which returns the
+        matcher for the second step.
 
         Raises:
             InvalidRequestError: An allocation has no prices yet; or, while the output is read, as `run`.
         """
         if isinstance(self.output, Allocate):
             if self.output.prices is None:
-                raise InvalidRequestError("this allocation has no prices yet, see PanelMatcher.learned")
+                raise InvalidRequestError("this allocation has no prices yet, see PanelMatcher.with_prices")
             return self._for(self._of_parts, self._source).map_batches(batches)
         # A table can be iterated too, but by its columns.
         stream = batches if hasattr(batches, "__arrow_c_stream__") else iter(batches)

@@ -113,7 +113,7 @@ _HALVINGS: Final = 40
 
 @frozen(eq=False)
 class Prices:
-    """The result of `PanelMatcher.learn`: prices of the quotas, derived from a panel.
+    """The result of `PanelMatcher.derive_prices`: prices of the quotas, derived from a panel.
 
     Attributes:
         by_quota: The price of an invite, by quota ID: what a place in the quota and in its survey is worth.
