@@ -16,8 +16,8 @@ nox.options.reuse_existing_virtualenvs = True
 
 CORE = [
     *(
-        f"sampling_async/_{room}/*"
-        for room in (
+        f"sampling_async/_{package}/*"
+        for package in (
             "bulk",
             "calls",
             "contract",
@@ -171,7 +171,7 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Change the core in small ways and see whether a test fails; after `--`: rooms, and `--sample 150`."""
+    """Change the core in small ways and see whether a test fails; after `--`: packages, and `--sample 150`."""
     install(session, "mutants")
     session.run(
         *("python", "benchmarks/mutants", "--work", session.create_tmp(), *session.posargs),

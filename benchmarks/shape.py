@@ -1,4 +1,4 @@
-"""The shape of the code: lengths of functions, shares of comments and docstrings, by room.
+"""The shape of the code: lengths of functions, shares of comments and docstrings, by package.
 
 python benchmarks/shape.py [FOLDER]
 """

@@ -1,4 +1,4 @@
-"""How far one bulk request travels through the package: calls of functions, changes of file and of room.
+"""How far one bulk request travels through the code: calls of functions, changes of file and of package.
 
     python benchmarks/stations.py
 
@@ -27,7 +27,7 @@ PACKAGE = Path(sampling_async.__file__).parent
 
 
 class Stations:
-    """Counts calls of the package's functions, and changes of file and room from one call to the next."""
+    """Counts calls of our functions, and changes of file and package from one call to the next."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -42,9 +42,9 @@ class Stations:
             self.calls += 1
             self.files.append(path.relative_to(PACKAGE).with_suffix("").as_posix())
 
-    def changes(self, *, of_rooms: bool = False) -> int:
-        """Return how often a call was in another file, or room, than the call before."""
-        places = [file.split("/")[0] if of_rooms else file for file in self.files]
+    def changes(self, *, of_packages: bool = False) -> int:
+        """Return how often a call was in another file, or package, than the call before."""
+        places = [file.split("/")[0] if of_packages else file for file in self.files]
         return sum(1 for before, after in pairwise(places) if before != after)
 
 
@@ -69,7 +69,7 @@ def main() -> None:
         stations = asyncio.run(stations_of_one_request(url, simulator))
     print(f"calls of functions of the package: {stations.calls}")
     print(f"changes from file to file: {stations.changes()}; files: {len(set(stations.files))}")
-    print(f"changes from room to room: {stations.changes(of_rooms=True)}")
+    print(f"changes from package to package: {stations.changes(of_packages=True)}")
     for file, calls in Counter(stations.files).most_common():
         print(f"{calls:6} {file}")
 

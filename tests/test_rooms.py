@@ -1,4 +1,4 @@
-"""The rooms of the package: what each may import. Imports go in one direction."""
+"""The private packages: what each may import. Imports go in one direction."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import sampling_async
 
 ROOT = Path(sampling_async.__file__).parent
 
-# Each room, and the rooms it may import from. A file at the top is a room of its own.
-ROOMS = {
+# Each package, and the packages it may import from. A file at the top is a package of its own.
+PACKAGES = {
     "_version": set(),
     "_contract": set(),
     "_snapshot": {"_contract", "_pacing"},
@@ -57,11 +57,11 @@ THIRD_PARTY = {
 }
 
 
-def files_of(room: str) -> list[Path]:
-    return sorted((ROOT / room).glob("*.py")) if (ROOT / room).is_dir() else [ROOT / f"{room}.py"]
+def files_of(package: str) -> list[Path]:
+    return sorted((ROOT / package).glob("*.py")) if (ROOT / package).is_dir() else [ROOT / f"{package}.py"]
 
 
-FILES = [path for room in ROOMS for path in files_of(room)]
+FILES = [path for package in PACKAGES for path in files_of(package)]
 
 
 def name_of(path: Path) -> str:
@@ -86,22 +86,22 @@ def imported(path: Path, *, at_run_time: bool = False) -> set[str]:
 
 def ours(names: set[str]) -> set[str]:
     parts = [name.split(".") for name in names]
-    known = set(ROOMS) | TOOLS
+    known = set(PACKAGES) | TOOLS
     return {part[1] for part in parts if part[0] == "sampling_async" and len(part) > 1 and part[1] in known}
 
 
-def test_every_file_is_in_a_room():
-    rooms = {path.name for path in ROOT.glob("_*") if path.is_dir() and path.name != "__pycache__"}
+def test_every_file_is_in_a_package():
+    packages = {path.name for path in ROOT.glob("_*") if path.is_dir() and path.name != "__pycache__"}
     files = {path.stem for path in ROOT.glob("_*.py")} - {"__init__", "__main__"}
-    assert (rooms | files) - TOOLS == set(ROOMS)
+    assert (packages | files) - TOOLS == set(PACKAGES)
 
 
-def test_the_page_about_the_design_lists_the_files_of_each_room():
+def test_the_page_about_the_design_lists_the_files_of_each_package():
     page = Path(__file__).parent.parent / "docs" / "explanation" / "design.md"
     rows = [[cell.strip() for cell in row.split("|")] for row in page.read_text().splitlines() if "| `_" in row]
     listed = {row[1].strip("`"): set(row[3].split(", ")) for row in rows}
-    rooms = [room for room in ROOMS if (ROOT / room).is_dir()]
-    assert listed == {room: {path.stem for path in files_of(room)} - {"__init__"} for room in rooms}
+    packages = [package for package in PACKAGES if (ROOT / package).is_dir()]
+    assert listed == {package: {path.stem for path in files_of(package)} - {"__init__"} for package in packages}
 
 
 def test_the_guide_for_contributors_names_files_that_exist():
@@ -144,31 +144,31 @@ def test_nobody_imports_what_another_module_marks_as_private():
 
 
 def test_rooms_have_no_subfolders():
-    """A room has one subject, and its files can be seen at a glance."""
-    assert [path for room in ROOMS for path in (ROOT / room).glob("*/*.py")] == []
+    """A package has one subject, and its files can be seen at a glance."""
+    assert [path for package in PACKAGES for path in (ROOT / package).glob("*/*.py")] == []
 
 
-def test_importing_a_room_loads_nothing():
+def test_importing_a_package_loads_nothing():
     assert [path for path in FILES if path.name == "__init__.py" and path.read_text()] == []
 
 
 def test_imports_follow_the_arrows():
     wrong = {}
     for path in FILES:
-        room = name_of(path).split("/")[0]
-        wrong[name_of(path)] = ours(imported(path)) - {room} - ROOMS[room]
-    assert {name: rooms for name, rooms in wrong.items() if rooms} == {}
+        package = name_of(path).split("/")[0]
+        wrong[name_of(path)] = ours(imported(path)) - {package} - PACKAGES[package]
+    assert {name: packages for name, packages in wrong.items() if packages} == {}
 
 
 def test_each_allowed_arrow_is_used():
     """The picture should have no unused arrows."""
-    for room, allowed in ROOMS.items():
-        used = set().union(*(ours(imported(path)) for path in files_of(room)))
-        assert used - {room} == allowed, room
+    for package, allowed in PACKAGES.items():
+        used = set().union(*(ours(imported(path)) for path in files_of(package)))
+        assert used - {package} == allowed, package
 
 
-def test_there_is_no_cycle_of_rooms():
-    TopologicalSorter(ROOMS).prepare()
+def test_there_is_no_cycle_of_packages():
+    TopologicalSorter(PACKAGES).prepare()
 
 
 def test_no_files_import_each_other_in_a_circle():

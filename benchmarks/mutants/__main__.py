@@ -6,11 +6,11 @@
 mutmut makes the mutants, and runs for each the tests that call its function, the quickest first, until one
 fails. It forks a process that has collected the tests. So a mutant of what runs once, at an import or before a
 cache, does not run in most of these tests, or in none. What survives, crashes or takes too long therefore runs
-again, in a fresh process and with all tests of its room (`rooms.toml`), and is printed if it survives that too.
-Kinds of changes that nobody could see do not run again (`_is_equal`), and count as equal. A line that ends with
-`# pragma: no mutate: ` and a reason is not changed at all.
+again, in a fresh process and with all tests of its package (`rooms.toml`), and is printed if it survives that
+too. Kinds of changes that nobody could see do not run again (`_is_equal`), and count as equal. A line that ends
+with `# pragma: no mutate: ` and a reason is not changed at all.
 
-The table on the page is updated for the rooms that were run.
+The table on the page is updated for the packages that were run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 PAGE: Final = ROOT / "benchmarks" / "results" / "mutants.md"
 SECONDS: Final = 120
-"""If the tests of a room take longer than this for a mutant, they hang, which counts as killed."""
+"""If the tests of a package take longer than this for a mutant, they hang, which counts as killed."""
 
 DOUBTFUL: Final = {0, 5, 33, -11, -24, 24, 36, 152, 255}
 """mutmut's codes of mutants for which all tests passed, for which it knows no test, or whose process crashed or
@@ -95,9 +95,9 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the mutants of a room."""
+    """What became of the mutants of a package."""
 
-    room: str
+    package: str
     made: int
     tried: int
     equal: int
@@ -110,25 +110,25 @@ class Verdict:
         killed = self.tried - self.equal - survived
         share = f"{killed / (killed + survived):.1%}" if killed + survived else ""
         numbers = (self.made, self.tried, killed, self.equal, survived)
-        cells = (f"`{self.room}`", *(f"{each:,}" for each in numbers), share, _commit())
+        cells = (f"`{self.package}`", *(f"{each:,}" for each in numbers), share, _commit())
         return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
-    """Run the rooms that are named, or all."""
-    rooms: dict[str, Any] = tomllib.loads((HERE / "rooms.toml").read_text(encoding="utf-8"))
+    """Run the packages that are named, or all."""
+    packages: dict[str, Any] = tomllib.loads((HERE / "rooms.toml").read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"{', '.join(rooms)}; default: all")
-    parser.add_argument("--file", action="append", help="only these modules of the room; the table stays")
-    parser.add_argument("--sample", type=int, help="how many mutants of each room are tried; default: all")
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"{', '.join(packages)}; default: all")
+    parser.add_argument("--file", action="append", help="only these modules of the package; the table stays")
+    parser.add_argument("--sample", type=int, help="how many mutants of each package are tried; default: all")
     parser.add_argument("--seed", type=int, default=1, help="which ones")
     parser.add_argument("--at-once", type=int, default=1, help="how many mutants are tried at once")
     parser.add_argument("--work", type=Path, help="a folder for the copies; default: a temporary one")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        for room in given.rooms or rooms:
-            place = _copy((given.work or Path(temporary)) / room)
-            verdict = _room(place, room, rooms[room], given)
+        for package in given.packages or packages:
+            place = _copy((given.work or Path(temporary)) / package)
+            verdict = _verdict_on(place, package, packages[package], given)
             for where, survivors in groupby(verdict.survivors, key=lambda mutant: mutant.where):
                 several = list(survivors)
                 print(f"\n{where}: {len(several)} survived")
@@ -150,11 +150,11 @@ def _copy(place: Path) -> Path:
     return place
 
 
-def _room(place: Path, room: str, tests: dict[str, list[str]], given: argparse.Namespace) -> Verdict:
-    source = place / "sampling_async" / room
+def _verdict_on(place: Path, package: str, tests: dict[str, list[str]], given: argparse.Namespace) -> Verdict:
+    source = place / "sampling_async" / package
     names = [f"{each}.py" for each in given.file or ()] or ["*"]
-    of_room = [f"{room}/{name}" for name in names] if source.is_dir() else [f"{room}.py"]
-    files = [f"sampling_async/{name}" for name in of_room]
+    of_package = [f"{package}/{name}" for name in names] if source.is_dir() else [f"{package}.py"]
+    files = [f"sampling_async/{name}" for name in of_package]
     paths = [f"tests/{test}.py" for test in tests["tests"]]
     options = [*OPTIONS, *(f"--deselect=tests/{test}" for test in tests.get("without", []))]
     settings = SETTINGS.format(files=_quoted(files), tests=_quoted(paths), options=_quoted(options))
@@ -163,7 +163,7 @@ def _room(place: Path, room: str, tests: dict[str, list[str]], given: argparse.N
     _mutmut(place, "run", "--max-children", "1", "none", check=False)  # makes them, and finds what tests call
     made = _codes(place)
     if not made:  # the file has no functions
-        return Verdict(room, 0, 0, 0, ())
+        return Verdict(package, 0, 0, 0, ())
     tried = sorted(made)
     if given.sample is not None and given.sample < len(tried):
         tried = sorted(random.Random(given.seed).sample(tried, given.sample))
@@ -172,13 +172,15 @@ def _room(place: Path, room: str, tests: dict[str, list[str]], given: argparse.N
     doubtful = [_shown(place, name) for name in tried if codes[name] in DOUBTFUL]
     unequal = [mutant for mutant in doubtful if not _is_equal(mutant)]
     if unequal and _fails_afresh(place / "mutants", "none", [*options, *paths]):
-        raise RuntimeError(f"the tests of {room} fail without a mutant too: each mutant would count as killed")
+        raise RuntimeError(
+            f"the tests of {package} fail without a mutant too: each mutant would count as killed"
+        )
     with ThreadPoolExecutor(given.at_once) as threads:
         fails = threads.map(
             lambda mutant: _fails_afresh(place / "mutants", mutant.name, [*options, *paths]), unequal
         )
         survivors = tuple(mutant for mutant, is_killed in zip(unequal, fails, strict=True) if not is_killed)
-    return Verdict(room, len(made), len(tried), len(doubtful) - len(unequal), survivors)
+    return Verdict(package, len(made), len(tried), len(doubtful) - len(unequal), survivors)
 
 
 def _quoted(texts: Iterable[str]) -> str:
@@ -214,7 +216,7 @@ def _codes(place: Path) -> dict[str, int | None]:
 
 
 def _fails_afresh(mutants: Path, name: str, arguments: list[str]) -> bool:
-    """Run all tests of the room in a new process, in which the mutant is there from the first import."""
+    """Run all tests of the package in a new process, in which the mutant is there from the first import."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", *arguments]
     environment = {**os.environ, "MUTANT_UNDER_TEST": name}
     try:
@@ -263,9 +265,9 @@ def _commit() -> str:
 def _note(verdict: Verdict) -> None:
     """Put the row into the table of the page, in the place of an older one."""
     rows = PAGE.read_text(encoding="utf-8").splitlines()
-    mine = [at for at, row in enumerate(rows) if row.startswith(f"| `{verdict.room}` |")]
+    mine = [at for at, row in enumerate(rows) if row.startswith(f"| `{verdict.package}` |")]
     if len(mine) != 1:
-        raise LookupError(f"{PAGE.name} has {len(mine)} rows of {verdict.room}, not one")
+        raise LookupError(f"{PAGE.name} has {len(mine)} rows of {verdict.package}, not one")
     rows[mine[0]] = verdict.row
     PAGE.write_text("\n".join(rows) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Draw the rooms of the code: `python docs/pictures/rooms.py` writes rooms.svg."""
+"""Draw the packages of the code: `python docs/pictures/rooms.py` writes rooms.svg."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ WIDTH, HEIGHT, MIDDLE = 480, 640, 240
 WIDE, HALF, TALL = 448, 215, 58
 LEFT, RIGHT = 16, 249
 TOOLS = ("campaign", "matching", "notifications", "simulator", "_cli")
-ROOMS = (
-    # room, what it does, x, y, width
+PACKAGES = (
+    # package, what it does, x, y, width
     ("_client  _profiles  _snapshot", "the promise to the user", LEFT, 128, WIDE),
     ("_bulk", "chunks in, outcomes out", LEFT, 212, HALF),
     ("_watch  _telemetry", "the inventory; spans, metrics", RIGHT, 212, HALF),
@@ -26,7 +26,7 @@ ROOMS = (
 def picture() -> str:
     """Return the picture."""
     draw = Drawing(
-        WIDTH, HEIGHT, "The rooms of the code. Imports go downwards only; the tools are never imported."
+        WIDTH, HEIGHT, "The packages of the code. Imports go downwards only; the tools are never imported."
     )
     draw.box(LEFT, 20, WIDE, 72, fill="ground", edge="soft", dashed=True)
     draw.text(MIDDLE, 42, "tools around it: the client never imports them", size=14, colour="soft")
@@ -36,9 +36,9 @@ def picture() -> str:
         draw.text(LEFT + WIDE * (at + 1 + len(tool) / 2) / letters, 74, tool, size=14, mono=True, bold=True)
         at += len(tool) + 2
     draw.arrow(MIDDLE, 94, MIDDLE, 125)
-    for room, does, x, y, width in ROOMS:
+    for package, does, x, y, width in PACKAGES:
         draw.box(x, y, width, TALL, fill="box", edge="strong")
-        draw.text(x + width / 2, y + 25, room, size=16, mono=True, bold=True, colour="strong")
+        draw.text(x + width / 2, y + 25, package, size=16, mono=True, bold=True, colour="strong")
         draw.text(x + width / 2, y + 46, does, size=14)
     for x in (LEFT + HALF / 2, RIGHT + HALF / 2):
         for y in (128, 212, 296, 380, 464):

@@ -1,4 +1,4 @@
-"""Requests and responses as values that the rooms pass to each other."""
+"""Requests and responses as values that the packages pass to each other."""
 
 from __future__ import annotations
 
