@@ -116,6 +116,7 @@ def test_a_certificate_is_judged_by_its_end(certificate, verdict, found):
         ("the response is not valid HTTP/1.1: is the port right", "Service", "http or https"),
         ("no complete response within 5 s", "Service", "--timeout"),
         ("a time limit passed (ReadTimeout)", "Service", "--timeout"),
+        ("a time limit passed (ConnectTimeout), on the way to h", "Service", "firewall"),
         ("the connection was lost", "Service", "Run this again"),
     ],
 )

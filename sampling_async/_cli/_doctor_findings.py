@@ -58,6 +58,7 @@ _FAILURES: Final = (
     ("the proxy", "Proxy", "Check SAMPLING_PROXY, --proxy or the profile's proxy. Without a proxy, unset it."),
     ("complete response|ReadTimeout", "Service", "Allow more time with --timeout, or ask the operator."),
     (os.strerror(errno.ECONNREFUSED), "Service", "Nothing listens there: is the service started?"),
+    ("ConnectTimeout", "Service", "Nothing answers: check the port, and whether a firewall lets you out."),
     ("not valid HTTP", "Service", "Check the port of the address, and whether it begins with http or https."),
     ("", "Service", "Run this again. A service that closes connections may ask for SAMPLING_CLIENT_CERT."),
 )
