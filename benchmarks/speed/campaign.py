@@ -32,9 +32,9 @@ _MOST: Final = 1.8
 _QUOTAS: Final = 2_000
 
 NOTE: Final = (
-    f"Each member has {IDS} planned pairs with some of {_QUOTAS:,} quotas, as many as a country has, and all are "
-    "invited. The ledger is in the folder for temporary files. Planning is not part of this: see the page of "
-    "campaigns."
+    f"Each member has {IDS} planned pairs with some of {_QUOTAS:,} quotas, as many as a country has, and all "
+    "are invited. The ledger is in the folder for temporary files. Planning is not part of this: see the page "
+    "of campaigns."
 )
 
 

@@ -103,19 +103,31 @@ class Contender:
         """Time a bulk. A few requests before it replace connections that are too old."""
         return self._runner.run(self._bulk(requests, width))
 
+    def burst(self, requests: int, width: int) -> Sample:
+        """Time a new client from its making to the end of a bulk."""
+        return self._runner.run(self._burst(requests, width))
+
+    async def _burst(self, requests: int, width: int) -> Sample:
+        watch = Watch()
+        async with self._opened(width) as new:
+            await self._ask(requests, new)
+            return watch.sample()
+
     async def _warm_up(self, width: int) -> None:
         if width not in self._open:
             self._open[width] = await self._opened(width).__aenter__()
-            await self._ask(2 * width, width)  # until a client with an adaptive limit has reached its width
+            await self._ask(
+                2 * width, self._open[width]
+            )  # until a client with an adaptive limit has reached its width
         settled = time.monotonic() + _SETTLING.get(self._name, 0.0)
-        await self._ask(width, width)
+        await self._ask(width, self._open[width])
         while time.monotonic() < settled:
-            await self._ask(width, width)
+            await self._ask(width, self._open[width])
 
     async def _bulk(self, requests: int, width: int) -> Sample:
         await self._warm_up(width)
         watch = Watch()
-        await self._ask(requests, width)
+        await self._ask(requests, self._open[width])
         return watch.sample()
 
     def _opened(self, width: int) -> Peer:
@@ -144,9 +156,9 @@ class Contender:
             self._runner.run(_closed(each))
         self._runner.close()
 
-    async def _ask(self, requests: int, width: int) -> None:
+    async def _ask(self, requests: int, client: Peer) -> None:
         ids = requests * _CHUNK
-        invited = await self._open[width].bulk(self._member_code, range(1, ids + 1))
+        invited = await client.bulk(self._member_code, range(1, ids + 1))
         if invited != ids // 2:
             raise ValueError(f"{self._name}: {invited} of {ids} quota IDs were invited")
 
@@ -154,7 +166,7 @@ class Contender:
         """Return percentiles of the milliseconds of our requests, in a bulk like those that were timed."""
         self._runner.run(self._warm_up(width))
         with attempts() as seconds:
-            self._runner.run(self._ask(requests, width))
+            self._runner.run(self._ask(requests, self._open[width]))
         return percentiles(seconds)
 
     def decode(self, body: Path) -> Sample:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SECTIONS: Final = {
     "bulk": "Bulk: the cost of a request, compared with other clients and engines",
     "layers": "Layers: where the CPU of a bulk request goes",
+    "burst": "Burst: a new client, its connections, and a bulk",
     "single": "Single: one call of one quota ID after the other",
     "journal": "Journal: what it costs that each request is on disk before it is sent",
     "campaign": "Campaign: what its requests cost, by those of a plain fan-out",
