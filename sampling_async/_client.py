@@ -22,7 +22,7 @@ from sampling_async._calls import reports
 from sampling_async._calls.call import Caller
 from sampling_async._calls.quotas import QuotasReader, SurveyStream
 from sampling_async._calls.recontact import PageReader, RecontactStream
-from sampling_async._calls.reports import CallTrack, Hooks
+from sampling_async._calls.reports import Hooks
 from sampling_async._calls.retry import RetryPolicy
 from sampling_async._contract.checks import (
     number_above_0,
@@ -552,7 +552,7 @@ class SamplingClient:
             SamplingError: The call failed. With `delivery == "unknown"` an invite may exist.
         """
         call = requests.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
-        track, started = CallTrack(), self._caller.clock()
+        track, started = self._caller.track(call.endpoint), self._caller.clock()
 
         def check(invite: Invite) -> None:
             self._caller.assign_links(member_code, (invite.url,), call, track, path="$.URL", started=started)

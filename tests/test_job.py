@@ -6,13 +6,15 @@ import pytest
 
 from sampling_async import BadRequestError, ClientClosedError, InviteOutcome, SamplingError
 from sampling_async._bulk.job import Answered, Job, failed, interrupted
-from sampling_async._calls.reports import CallTrack
 from sampling_async._contract.errors import delivered
+from sampling_async._pacing.loops import Timeline
 from sampling_async._protocol.requests import Chunk
+from sampling_async._wire.track import Track
 
 
-def begun(job: Job):
-    return job.begin(job.chunk, is_explained=False, fan_out=None)
+def begun(job: Job, part: Chunk | None = None, *, is_explained: bool = False, fan_out: object = None):
+    job.timeline = Timeline(lambda: 0.0, lambda *_: 0.0)
+    return job.begin(part or job.chunk, is_explained=is_explained, fan_out=fan_out)
 
 
 def test_a_job_shows_its_state_and_no_member_code():
@@ -66,7 +68,7 @@ def test_the_track_of_a_part_knows_whether_an_earlier_run_asked_and_whether_repo
     asked_before, is_explained
 ):
     chunk = Chunk("m", (1,), asked_before=asked_before)
-    track = Job(chunk).begin(chunk, is_explained=is_explained, fan_out="span")
+    track = begun(Job(chunk), is_explained=is_explained, fan_out="span")
     assert (track.ambiguous, track.is_explained, track.fan_out) == (asked_before, is_explained, "span")
 
 
@@ -76,14 +78,14 @@ def test_what_came_unrequested_in_the_response_to_a_part_is_kept():
         Chunk("m", (1,)),
         InviteOutcome("m", 99, "rejected", None, 9, "X"),
     )
-    job.begin(part, is_explained=False, fan_out=None)
+    begun(job, part)
     job.note(Answered.of(part, failed(part, SamplingError("no")).answer.answers, (other,)))
     assert job.account().answer.unrequested == (other,)
 
 
 def test_ids_of_no_part_are_not_sent():
     job, part = Job(Chunk("m", (1, 2))), Chunk("m", (1,))
-    job.begin(part, is_explained=False, fan_out=None)
+    begun(job, part)
     job.note(failed(part, SamplingError("no", delivery="unknown")))
     sent, rest = job.account().outcomes()
     assert (sent.status, rest.status, rest.error.delivery) == ("unknown", "not_sent", "not_sent")
@@ -95,10 +97,10 @@ def test_ids_of_no_part_are_not_sent():
 @pytest.mark.parametrize(
     ("track", "delivery"),
     [
-        (CallTrack(), "not_sent"),
-        (CallTrack(sent=True), "unknown"),
-        (CallTrack(ambiguous=True), "unknown"),
-        (CallTrack(sent=True, ambiguous=True), "unknown"),
+        (Track(), "not_sent"),
+        (Track(sent=True), "unknown"),
+        (Track(ambiguous=True), "unknown"),
+        (Track(sent=True, ambiguous=True), "unknown"),
     ],
 )
 def test_a_call_may_have_had_its_effect_if_any_attempt_was_sent(track, delivery):
@@ -108,7 +110,7 @@ def test_a_call_may_have_had_its_effect_if_any_attempt_was_sent(track, delivery)
 @pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("ambiguous", [True, False])
 def test_nothing_is_sent_for_a_call_whose_outcomes_are_known(is_told, ambiguous):
-    track = CallTrack(outcomes_delivered=is_told, ambiguous=ambiguous)
+    track = Track(outcomes_delivered=is_told, ambiguous=ambiguous)
     track.may_send(False)  # to say that nothing left is always allowed
     assert track.sent is False
     if not is_told:

@@ -13,7 +13,6 @@ import wire
 
 from sampling_async import DecodeError, InviteRequest, SamplingClient
 from sampling_async._calls.call import InviteOwners
-from sampling_async._calls.reports import CallTrack
 from sampling_async._protocol import requests
 
 
@@ -107,7 +106,8 @@ async def test_a_single_invite_with_a_link_of_another_member_is_an_error():
 
 async def test_a_call_that_is_interrupted_after_a_link_of_another_member_may_have_had_its_effect():
     async with doubles.client(doubles.Service([])) as client:
-        call, track = requests.get_settings(doubles.PANEL), CallTrack()
+        call = requests.get_settings(doubles.PANEL)
+        track = client._caller.track(call.endpoint)
         client._caller.assign_links("m1", ["a"], call, track, path="$", started=0.0)
         assert track.delivery == "not_sent"
         with pytest.raises(DecodeError):

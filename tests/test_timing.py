@@ -29,7 +29,7 @@ from sampling_async.simulator import Latency, Simulator
 
 def test_each_moment_is_in_one_stage():
     time = doubles.FakeTime()
-    timeline = Timeline(time.clock)
+    timeline = Timeline(time.clock, lambda *_: 0.0)
     for stage, seconds in ((PERMIT, 1.0), (CONNECT, 2.0), (BACKOFF, 4.0), (CONNECT, 8.0), (DECODE, 16.0)):
         timeline.enter(stage)
         time.now += seconds
@@ -41,7 +41,7 @@ def test_each_moment_is_in_one_stage():
 
 def test_a_timeline_can_be_read_while_it_goes_on():
     time = doubles.FakeTime()
-    timeline = Timeline(time.clock)
+    timeline = Timeline(time.clock, lambda *_: 0.0)
     timeline.enter(BODY)
     time.now = 1.0
     assert timeline.timing(1).body == 1.0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from peers.aiohttp_msgspec import AiohttpClient
 
-from sampling_async._calls.reports import CallTrack
 from sampling_async._pacing.gate import Permit
 from sampling_async._pacing.turns import Lane
 from sampling_async._protocol.requests import bulk_invite
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from scoreboard.board import Run
 
     from sampling_async import BulkInviteResult
+    from sampling_async._calls.reports import CallTrack
     from sampling_async._contract.exchange import Call
     from speed.canned_server import Address
     from speed.measuring import Sample
@@ -51,6 +51,9 @@ class Layers(OurClient):
     def _call(self, start: int) -> Call[Any]:
         return bulk_invite(self._panel, self.member_code, tuple(range(start, start + 100)))
 
+    def _track(self) -> CallTrack:
+        return self.client._caller.track("bulk_invite")  # noqa: SLF001
+
     def close(self) -> None:
         """Close both clients."""
         self.runner.run(self._peer.__aexit__(None, None, None))
@@ -65,7 +68,7 @@ class Layers(OurClient):
             self._call(call.read.args[1][0])  # type: ignore[attr-defined]
 
         async def exchange(call: Call[Any]) -> None:
-            made = self._session._request(call, CallTrack(), inf)  # noqa: SLF001
+            made = self._session._request(call, self._track(), inf)  # noqa: SLF001
             response = await self._session._http.send(made, stream=True)  # noqa: SLF001
             async for _ in response.extensions["body"]:
                 pass
@@ -74,17 +77,17 @@ class Layers(OurClient):
 
         # From here on, what reads a response also gives its connection back.
         async def attempt(call: Call[Any]) -> None:
-            track = CallTrack()
+            track = self._track()
             await self._session.attempt(call, track)
             track.release_connection()
 
         async def items(call: Call[Any]) -> None:
-            track = CallTrack()
+            track = self._track()
             call.read((await self._session.attempt(call, track)).body)
             track.release_connection()
 
         async def calls(call: Call[Any]) -> None:
-            permit, track = Permit(client._gate, self._lane), CallTrack()  # noqa: SLF001
+            permit, track = Permit(client._gate, self._lane), self._track()  # noqa: SLF001
             await client._caller.run(call, permit, track)  # noqa: SLF001
             track.release_connection()
             permit.release()

@@ -10,6 +10,7 @@ from anyio.lowlevel import checkpoint
 from attrs import evolve
 
 from sampling_async._bulk.job import Answered, failed
+from sampling_async._bulk.options import BULK
 from sampling_async._contract.errors import (
     BadRequestError,
     ClientClosedError,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from sampling_async._calls.reports import CallTrack, Hooks
     from sampling_async._journal.run import Recorder, Replay
     from sampling_async._pacing.gate import Permit
-    from sampling_async._pacing.loops import Timeline
     from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.results import InviteOutcome
 
@@ -180,8 +180,14 @@ class Inviter:
             raise failure
 
     def needs_permit(self, job: Job) -> bool:
-        """Return whether a job needs a request: its outcomes are not known, and sending has not stopped."""
-        return job.answered is None and job.repetition is None and self._stopped_by is None
+        """Return whether a job needs a request: its outcomes are not known, and sending has not stopped.
+
+        The first time, its clock starts.
+        """
+        if job.answered is not None or job.repetition is not None or self._stopped_by is not None:
+            return False
+        job.timeline = job.timeline or self._caller.timeline(BULK)
+        return True
 
     async def ask(
         self, job: Job, permit: Permit, new_permit: Callable[[], Permit]
@@ -214,21 +220,21 @@ class Inviter:
                 # Thousands of such jobs may follow each other, so each gives the event loop a turn.
                 await checkpoint()
                 return
-            job.timeline = permit.timeline
             await self._ask_in_parts(job, chunk, permit)
             job.answered = job.account()
         finally:
-            self._settle(job, chunk, permit.timeline)
+            self._settle(job, chunk)
 
-    def _settle(self, job: Job, chunk: Chunk, timeline: Timeline) -> None:
+    def _settle(self, job: Job, chunk: Chunk) -> None:
         """Note that a job is no longer in flight, and report it."""
         if self._asked is not None:
             self._asked.settle(job)
         elif self._replay is not None:
             self._replay.settle(job.chunk)
-        timeline.enter(DECODE)
+        if job.timeline is not None:
+            job.timeline.enter(DECODE)
         if self._caller.hooks is not None:
-            self._report(job, chunk, timeline, self._caller.hooks)
+            self._report(job, chunk, self._caller.hooks)
 
     async def _ask_repeated(
         self, job: Job, repetition: EarlierOutcomes, new_permit: Callable[[], Permit]
@@ -250,13 +256,13 @@ class Inviter:
             job.answered = job.account()
             return
         self._asked.take_up(job, rest.quota_ids)
-        permit = new_permit()
+        permit, job.timeline = new_permit(), self._caller.timeline(BULK)
         try:
             await self._ask(job, rest, permit)
         finally:
             permit.release()
 
-    def _report(self, job: Job, chunk: Chunk, timeline: Timeline, hooks: Hooks) -> None:
+    def _report(self, job: Job, chunk: Chunk, hooks: Hooks) -> None:
         answers = job.account().answer.answers
         if chunk is not job.chunk:  # what is repeated was reported before
             each = job.account().answer.outcomes()
@@ -269,7 +275,7 @@ class Inviter:
             hooks.call_ended(
                 "bulk_invite",
                 len(chunk.quota_ids),
-                timeline,
+                job.timeline or self._caller.timeline(BULK),
                 job.ended,
                 began=job.attempts,
                 error=error,
@@ -281,7 +287,8 @@ class Inviter:
     async def _ask_on_record(self, job: Job, permit: Permit, recorder: Recorder) -> Callable[[], object]:
         # The order protects against a second invite: nothing is sent before its row is on disk, and the user
         # receives no outcome before that is on disk too.
-        job.timeline = timeline = permit.timeline
+        timeline = job.timeline
+        assert timeline is not None
         number = recorder.note_sent(job.chunk)
 
         try:
@@ -293,7 +300,7 @@ class Inviter:
         except BaseException:
             # The outcomes known by now are written with the next rows.
             recorder.note_answered(number, job.account().answer.outcomes())
-            self._settle(job, job.chunk, timeline)
+            self._settle(job, job.chunk)
             raise
         # As a list, so that the user gets the same objects, and they are made once.
         outcomes = tuple(job.answered.answer.outcomes())
@@ -302,12 +309,12 @@ class Inviter:
         timeline.enter(JOURNAL)
 
         # The disk takes its time. Meanwhile this task goes on with the next job.
-        settle = self._unsettled[number] = partial(self._settle_recorded, number, job, timeline)
+        settle = self._unsettled[number] = partial(self._settle_recorded, number, job)
         return settle
 
-    def _settle_recorded(self, number: int, job: Job, timeline: Timeline) -> None:
+    def _settle_recorded(self, number: int, job: Job) -> None:
         if self._unsettled.pop(number, None) is not None:
-            self._settle(job, job.chunk, timeline)
+            self._settle(job, job.chunk)
 
     async def _ask_in_parts(self, job: Job, chunk: Chunk, permit: Permit) -> None:
         """Send a chunk. If it is refused because of one of its IDs, send it again in halves."""

@@ -83,7 +83,7 @@ class Job:
         self._part: Chunk | None = None
         self._track: CallTrack | None = None  # of that part
         self._is_delivered = False
-        self.timeline: Timeline | None = None  # of its request, once there is one
+        self.timeline: Timeline | None = None  # of its request, if it needs one
         # Both of the parts before the latest one.
         self._attempts = 0
         self._ended: tuple[Ended, ...] = ()
@@ -95,9 +95,10 @@ class Job:
     def begin(self, part: Chunk, *, is_explained: bool, fan_out: object) -> CallTrack:
         """Note that a part of the chunk is sent next. Return the track that records whether bytes left."""
         self._attempts, self._ended = self.attempts, self.ended
-        ambiguous = part.asked_before
+        assert self.timeline is not None
         track = CallTrack(
-            ambiguous=ambiguous,
+            timeline=self.timeline,
+            ambiguous=part.asked_before,
             outcomes_delivered=self._is_delivered,
             is_explained=is_explained,
             fan_out=fan_out,
@@ -105,6 +106,11 @@ class Job:
         # One assignment: if a signal handler raises, part and track still belong together.
         self._part, self._track = part, track
         return track
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a request was made for it."""
+        return self._track is not None
 
     @property
     def attempts(self) -> int:

@@ -141,8 +141,8 @@ class OutcomeStream:
 
     def _replayed_of(self, job: Job, most: int) -> int:
         """Return how many of the first `most` outcomes of a job are from an earlier run."""
-        if not (most and self._inviter.has_journal) or job.answered is None or job.timeline is not None:
-            return 0  # a job with a timeline was sent in this run
+        if not (most and self._inviter.has_journal) or job.answered is None or job.is_begun:
+            return 0
         return sum(outcome.replayed for outcome in islice(job.answered.outcomes(), most))
 
     def _release(self, job: Job) -> None:
@@ -221,7 +221,7 @@ class OutcomeStream:
             for job in jobs:
                 answer = job.account().answer
                 self._release(job)
-                if job.timeline is not None:
+                if job.is_begun:
                     last = job
                 self.unrequested.extend(answer.unrequested)
                 replies[job.chunk.quota_ids[0]] = answer.quota_ids, answer.answers

@@ -141,8 +141,8 @@ class Attempts:
         After a success the permit is still held. The caller judges the result, and then calls
         `track.release_connection` or `track.discard_connection`.
         """
-        began, number = permit.timeline.enter(CONNECT), track.attempts
-        before = tuple(permit.timeline.seconds) if self._hooks is not None and track.is_explained else ()
+        began, number = track.timeline.enter(CONNECT), track.attempts
+        before = tuple(track.timeline.seconds) if self._hooks is not None and track.is_explained else ()
         answer: Reply | SamplingError | None = None
         now = began
         result: T | SamplingError
@@ -151,7 +151,7 @@ class Attempts:
             if track.attempts == number:  # the client is closed, so nothing was begun
                 permit.release()
                 return cast("SamplingError", answer)
-            now = permit.timeline.enter(DECODE)
+            now = track.timeline.enter(DECODE)
             self._feedback.attempt_ended(call, permit, answer, began, now)
             if isinstance(answer, SamplingError):
                 result = answer
@@ -162,27 +162,27 @@ class Attempts:
         except BaseException as exc:  # the call was cancelled, or a signal handler raised
             if track.attempts > number:
                 if answer is None:
-                    now = permit.timeline.enter(DECODE)
+                    now = track.timeline.enter(DECODE)
                 self._end(call, track, answer, exc, seconds=now - began, before=before)
             raise
         failure = result if isinstance(result, SamplingError) else None
         if failure is not None:
             permit.release()
         if isinstance(answer, Reply) and answer.goes_on:
-            earlier = sum(permit.timeline.seconds) - (now - began)
+            earlier = sum(track.timeline.seconds) - (now - began)
             end = partial(self._end, call, track, answer, before=before)
-            track.at_end = partial(self._at_end, permit, earlier, end)
+            track.at_end = partial(self._at_end, track, earlier, end)
         else:
             # Reported now, because a response that cannot be read is a failed attempt.
             self._end(call, track, answer, failure, seconds=now - began, before=before)
         return result
 
     def _at_end(
-        self, permit: Permit, earlier: float, end: Callable[..., None], error: BaseException | None
+        self, track: CallTrack, earlier: float, end: Callable[..., None], error: BaseException | None
     ) -> None:
         """End an attempt whose response goes on after its first part; the time of its reader does not count."""
-        permit.timeline.enter(DECODE)
-        end(error, seconds=sum(permit.timeline.seconds) - earlier)
+        track.timeline.enter(DECODE)
+        end(error, seconds=sum(track.timeline.seconds) - earlier)
 
     def _end(
         self,

@@ -17,6 +17,7 @@ from sampling_async._contract.errors import (
     ClientClosedError,
     DecodeError,
     Delivery,
+    Endpoint,
     OutageError,
     SamplingError,
     ServiceError,
@@ -25,7 +26,7 @@ from sampling_async._contract.errors import (
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.statuses import TOO_MANY
 from sampling_async._contract.timing import explain
-from sampling_async._pacing.loops import BACKOFF, HOLD, PERMIT
+from sampling_async._pacing.loops import BACKOFF, HOLD, PERMIT, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -136,7 +137,7 @@ class Caller:
 
         `check` checks the result, and may raise.
         """
-        track = track or CallTrack()
+        track = track or self.track(call.endpoint)
         try:
             answer = await self.run(call, permit, track, read)
             if check is not None:
@@ -144,27 +145,33 @@ class Caller:
             track.release_connection()
         except BaseException as exc:
             track.discard_connection()
-            self.ended(call, permit, track, exc)
+            self.ended(call, track, exc)
             raise
         finally:
             permit.release()
-        explain(answer, self.ended(call, permit, track))
+        explain(answer, self.ended(call, track))
         return answer
 
-    def ended(
-        self, call: Call[Any], permit: Permit, track: CallTrack, error: BaseException | None = None
-    ) -> Timing:
+    def timeline(self, endpoint: Endpoint) -> Timeline:
+        """Start the clock of a call."""
+        return Timeline(self.clock, self._gate.kind(endpoint).shut.within)
+
+    def track(self, endpoint: Endpoint) -> CallTrack:
+        """Return the track of a new call, and start its clock."""
+        return CallTrack(timeline=self.timeline(endpoint))
+
+    def ended(self, call: Call[Any], track: CallTrack, error: BaseException | None = None) -> Timing:
         """Report a call that has ended, and return where its time went; its error gets that too."""
         at_end, track.at_end = track.at_end, None
         if at_end is not None:
             at_end(error)
-        timing = permit.timeline.timing(track.attempts)  # also ends the stage that was cut off
+        timing = track.timeline.timing(track.attempts)  # also ends the stage that was cut off
         if isinstance(error, SamplingError):
             error.timing = timing
-        self._report(call, permit, track, error)
+        self._report(call, track, error)
         return timing
 
-    def _report(self, call: Call[Any], permit: Permit, track: CallTrack, error: BaseException | None) -> None:
+    def _report(self, call: Call[Any], track: CallTrack, error: BaseException | None) -> None:
         if self.hooks is None:
             return
         delivery: Delivery = "answered" if error is None else track.delivery
@@ -180,7 +187,7 @@ class Caller:
         self.hooks.call_ended(
             call.endpoint,
             call.quota_ids,
-            permit.timeline,
+            track.timeline,
             track.ended,
             began=track.attempts,
             error=error,
@@ -198,8 +205,7 @@ class Caller:
         After a success or a cancellation it may still be held: its owner releases or renews it. `read` reads
         the body of a 200 in place of `Session`, and may decode it part by part.
         """
-        track = track or CallTrack()
-        track.timeline = permit.timeline
+        track = track or self.track(call.endpoint)
         started = self.clock()
         failures: list[SamplingError] = []
         put_back = 0
@@ -217,7 +223,7 @@ class Caller:
             self._note(answer, call, track, started)
             # A fan-out waits during an outage. Before it repeats anything, it finds out whether one has begun.
             if permit.lane.patience:
-                permit.timeline.enter(HOLD)
+                track.timeline.enter(HOLD)
                 with self._session.until_closed(permit.remaining):
                     await self.outage.probe_if_stuck(lambda: not permit.kind.has_room)
             if self._goes_back(answer, permit, answered_at):
@@ -235,11 +241,11 @@ class Caller:
                 wait = self._in_time(self.policy.backoff(failures, self._random), call, permit, answer)
                 if wait is None or not self.budget.spend():
                     break
-            permit.timeline.enter(BACKOFF)
+            track.timeline.enter(BACKOFF)
             with self._session.until_closed():
                 await self._sleep(wait)
-            permit.timeline.enter(PERMIT)
-        answer.timing = permit.timeline.timing(track.attempts)
+            track.timeline.enter(PERMIT)
+        answer.timing = track.timeline.timing(track.attempts)
         answer.delivery = _delivery_of_all(call, answer, ambiguous=track.ambiguous)
         try:
             raise answer

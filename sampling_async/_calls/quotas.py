@@ -9,7 +9,6 @@ import anyio
 import anyio.lowlevel
 from attrs import evolve, frozen
 
-from sampling_async._calls.reports import CallTrack
 from sampling_async._contract.exchange import Reply
 from sampling_async._contract.records import Quotas, leave_out
 from sampling_async._contract.statuses import NOT_MODIFIED, OK
@@ -148,7 +147,7 @@ class SurveyStream:
         self._caller = caller
         self._call = call
         self._permit = permit
-        self._track = CallTrack()
+        self._track = caller.track(call.endpoint)
         self._reading: _Reading | None = None
         self._has_ended = False
         self._seconds = 0.0
@@ -173,7 +172,7 @@ class SurveyStream:
             first = await self._caller.run(self._call, self._permit, self._track, self._begin)
         finally:
             self._permit.release()
-        self._permit.timeline.enter(DECODE)
+        self._track.timeline.enter(DECODE)
         self._seconds = min(self._permit.remaining, self._caller.wall_limit(self._call))
         # A body in which no survey was found was decoded as a whole, into `Quotas`.
         if isinstance(first, Quotas):
@@ -183,7 +182,7 @@ class SurveyStream:
 
     async def _more(self, reading: _Reading) -> Sequence[Survey]:
         # Only the time in here counts. The time between two calls of `next` belongs to the user.
-        timeline, began = self._permit.timeline, self._caller.clock()
+        timeline, began = self._track.timeline, self._caller.clock()
         timeline.resume(BODY)
         try:
             return await self._caller.go_on(self._call, self._track, reading.next, max(0.0, self._seconds))
@@ -196,7 +195,7 @@ class SurveyStream:
             self._track.release_connection()
         else:
             self._track.discard_connection()
-        self._caller.ended(self._call, self._permit, self._track, error)
+        self._caller.ended(self._call, self._track, error)
 
     async def _begin(self, body: LimitedBody) -> Reply:
         self._reading = _Reading(body, strict=self._is_strict)
@@ -217,5 +216,5 @@ class SurveyStream:
             if self._reading is not None:
                 self._reading.let_go()
                 if not self._has_ended:
-                    self._permit.timeline.resume(BODY)
+                    self._track.timeline.resume(BODY)
                     self._end()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Self, SupportsIndex
 
 from attrs import evolve
 
-from sampling_async._calls.reports import CallTrack
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import PagingError
 from sampling_async._contract.timing import explain
@@ -53,7 +52,7 @@ class PageReader:
         call = recontact_members(
             self._panel_guid, self._quota_id, max_results=self._max_results, after=self._cursor.after
         )
-        track, rest = CallTrack(), list["RecontactMembers"]()
+        track, rest = self._caller.track(call.endpoint), list["RecontactMembers"]()
         try:
             page = await self._caller.call(
                 call, self._permit(), track, check=lambda page: rest.append(self._cursor.advance(page))

@@ -33,8 +33,9 @@ logger: Final = logging.getLogger("sampling_async.calls")
 
 @define
 class CallTrack(Track):
-    """What is known of a running call, with what its reports need."""
+    """What is known of a running call, with its clock and what its reports need."""
 
+    timeline: Timeline = field(kw_only=True, repr=False)
     # attempts that have ended, if they are explained and anybody watches the client
     ended: tuple[Ended, ...] = field(default=(), repr=False)
     is_explained: bool = True  # whether somebody may ask for a report of these attempts
@@ -42,6 +43,9 @@ class CallTrack(Track):
     at_end: Callable[[BaseException | None], None] | None = field(default=None, repr=False)
     # what `Hooks.fan_out_began` returned, if the call belongs to a fan-out
     fan_out: object = field(default=None, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.enter = self.timeline.enter
 
 
 @frozen(kw_only=True)
@@ -201,7 +205,6 @@ class Hooks:
             self._notify("telemetry", self._spans.attempt_ended, *attempt)
         if not track.is_explained:
             return
-        assert track.timeline is not None
         ended = Ended(track.attempts, call.quota_ids, status, before, tuple(track.timeline.seconds), name)
         if error is not None:
             ended.delivery = error.delivery if isinstance(error, SamplingError) else track.delivery

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from sampling_async._pacing.limit import NEXT_TO_NOTHING, OVERLOADED
-from sampling_async._pacing.loops import HOLD, PERMIT, OneShotEvent, Timeline
+from sampling_async._pacing.loops import OneShotEvent
 from sampling_async._pacing.turns import FairQueue, WorkKind
 
 if TYPE_CHECKING:
@@ -198,15 +198,14 @@ class Gate:
             while not permit.is_withdrawn:
                 if self._is_shut(kind):
                     permit.release()
-                    now = permit.timeline.enter(HOLD)
                     self._delayed.add(permit)
                     try:
-                        kind.shut.begin(permit, now)
+                        kind.shut.begin(permit, self.clock())
                         if not await self._open_again(permit):
                             return
                     finally:
                         self._delayed.discard(permit)
-                        kind.shut.end(permit, permit.timeline.enter(PERMIT))
+                        kind.shut.end(permit, self.clock())
                 elif not permit.is_held:
                     if not self.waiting and self._has_place(kind):
                         self.grant(permit)
@@ -375,7 +374,6 @@ class Permit:
         kind: The state of the kind of work that it is for.
         generation: The generation of that kind's limit when the permit was granted.
         among: The number of permits held at that moment, this one included.
-        timeline: The stages of the call that the permit is for. It begins with the permit.
         waiter: Its place in the queue, while a task waits there.
         is_withdrawn: Whether the permit was withdrawn.
     """
@@ -388,7 +386,6 @@ class Permit:
         "is_withdrawn",
         "kind",
         "lane",
-        "timeline",
         "waiter",
     )
 
@@ -399,7 +396,6 @@ class Permit:
         self.kind = gate.kind(lane.kind)
         self.generation = 0
         self.among = 0
-        self.timeline = Timeline(gate.clock)
         self.waiter: Waiter | None = None
         self.is_withdrawn = False
 
@@ -434,10 +430,6 @@ class Permit:
     def renew(self) -> bool:
         """Release the permit after an attempt, and return whether it is granted for another one at once."""
         return self.is_held and self.remaining > 0 and self._gate.renew(self)
-
-    def begin_again(self) -> None:
-        """Begin the stages of another call."""
-        self.timeline = Timeline(self._gate.clock)
 
     def withdraw(self) -> None:
         """End the wait for the permit, or release it. It is of no use after that."""

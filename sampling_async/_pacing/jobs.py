@@ -214,12 +214,10 @@ class JobStream(Background, Generic[Job]):
         if job is None or not permit.renew():
             permit.release()
             return None
-        waiting = self.open[job]
-        self.open[job], permit.timeline = permit, waiting.timeline
+        waiting, self.open[job] = self.open[job], permit
         following = self._drawn_now()
         self._parked = following
         if following is not None:
-            waiting.begin_again()
             self.open[following] = waiting
             self._source.handed_over()
             self._window -= 1

@@ -243,12 +243,16 @@ PERMIT, HOLD, JOURNAL, BACKOFF, CONNECT, SEND, FIRST_BYTE, BODY, DECODE = range(
 
 
 class Timeline:
-    """The stage that a running call is in, and the seconds in the stages before."""
+    """The stage that a running call is in, and the seconds in the stages before.
 
-    __slots__ = ("_clock", "_stage", "began", "seconds", "since")
+    While it waits for a permit, `held` says how much of the time between two moments was a hold.
+    """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    __slots__ = ("_clock", "_held", "_stage", "began", "seconds", "since")
+
+    def __init__(self, clock: Callable[[], float], held: Callable[[float, float], float]) -> None:
         self._clock = clock
+        self._held = held
         self._stage = PERMIT
         self.seconds = [0.0] * len(STAGES)  # in each stage, without the current one
         self.since = self.began = clock()  # when the current stage began, and when the call did
@@ -256,7 +260,12 @@ class Timeline:
     def enter(self, stage: int) -> float:
         """End the current stage and begin another, or the same one again. Return the time."""
         now = self._clock()
-        self.seconds[self._stage] += now - self.since
+        spent = now - self.since
+        if self._stage == PERMIT:
+            hold = self._held(self.since, now)
+            self.seconds[HOLD] += hold
+            spent -= hold
+        self.seconds[self._stage] += spent
         self._stage, self.since = stage, now
         return now
 

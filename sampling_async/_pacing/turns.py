@@ -40,6 +40,8 @@ class BusyIntervals:
             self._ended.append((self._since, now))
 
     def within(self, first: float, last: float) -> float:
+        if not self._waiting and (not self._ended or self._ended[-1][1] <= first):  # as nearly always
+            return 0.0
         spans = [*self._ended, *([(self._since, last)] if self._waiting else [])]
         return fsum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
 

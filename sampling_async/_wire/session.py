@@ -356,8 +356,7 @@ class Session:
         timeout, _ = self._limits_for(call.endpoint, call.quota_ids)
         if within < inf:
             timeout = {name: min(seconds, within) for name, seconds in timeout.items()}
-        enter = bool if track.timeline is None else track.timeline.enter
-        extensions = {"timeout": timeout, "sent": track.may_send, "enter": enter}
+        extensions = {"timeout": timeout, "sent": track.may_send, "enter": track.enter}
         body = call.body or b""
         return Request(
             call.method,

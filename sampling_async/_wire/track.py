@@ -9,8 +9,9 @@ from attrs import define, field
 from sampling_async._contract.errors import ClientClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sampling_async._contract.errors import Delivery
-    from sampling_async._pacing.loops import Timeline
 
 
 @define
@@ -22,7 +23,7 @@ class Track:
     attempts: int = 0  # how many were begun
     # The user has the outcomes already. Sending something would make them wrong.
     outcomes_delivered: bool = False
-    timeline: Timeline | None = None
+    enter: Callable[[int], object] = field(default=bool, repr=False)  # notes which stage begins
     # Our engine's body of the last response: it holds its connection until it is judged.
     response: Any = field(default=None, repr=False)
 
