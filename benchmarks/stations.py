@@ -3,8 +3,9 @@
     python benchmarks/stations.py
 
 A client that is already connected requests 100 quota IDs from an embedded simulator. `sys.setprofile` counts
-the calls in this thread. A coroutine that continues after a wait counts as called again. Unlike times, the
-numbers are exact and repeatable: they say how many stations a reader has to follow.
+the calls in this thread. A coroutine that continues after a wait counts as called again. A response that
+comes in several pieces takes more waits, so the shortest of some requests is shown. Unlike times, its numbers
+are exact and repeatable: they say how many stations a reader has to follow.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PACKAGE = Path(sampling_async.__file__).parent
+_REQUESTS = 50
 
 
 class Stations:
@@ -51,15 +53,17 @@ class Stations:
 async def stations_of_one_request(url: str, simulator: Simulator) -> Stations:
     """Request 100 quota IDs with a client that is already connected, and count."""
     member, quota_ids = next(iter(simulator.members)), range(1, 101)
-    stations = Stations()
+    taken: list[Stations] = []
     key = simulator.api_key
     async with SamplingClient(url, panel_guid=simulator.panel_guid, api_key=key) as client:
         for _ in range(5):
             await client.bulk_invite(member, quota_ids)
-        sys.setprofile(stations)
-        await client.bulk_invite(member, quota_ids)
-        sys.setprofile(None)
-    return stations
+        for _ in range(_REQUESTS):
+            taken.append(Stations())
+            sys.setprofile(taken[-1])
+            await client.bulk_invite(member, quota_ids)
+            sys.setprofile(None)
+    return min(taken, key=lambda each: each.calls)
 
 
 def main() -> None:

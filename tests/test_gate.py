@@ -12,7 +12,8 @@ from anyio import wait_all_tasks_blocked
 
 from sampling_async._pacing import gate
 from sampling_async._pacing.gate import Gate, Permit
-from sampling_async._pacing.turns import BusyIntervals, Lane, WorkKind
+from sampling_async._pacing.loops import BusyIntervals
+from sampling_async._pacing.turns import Lane, WorkKind
 
 
 def fixed(maximum: int, time: doubles.FakeTime) -> Gate:

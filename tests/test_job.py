@@ -7,13 +7,13 @@ import pytest
 from sampling_async import BadRequestError, ClientClosedError, InviteOutcome, SamplingError
 from sampling_async._bulk.job import Answered, Job, failed, interrupted
 from sampling_async._contract.errors import delivered
-from sampling_async._pacing.loops import Timeline
+from sampling_async._pacing.loops import BusyIntervals, Timeline
 from sampling_async._protocol.requests import Chunk
 from sampling_async._wire.track import Track
 
 
 def begun(job: Job, part: Chunk | None = None, *, is_explained: bool = False, fan_out: object = None):
-    job.timeline = Timeline(lambda: 0.0, lambda *_: 0.0)
+    job.timeline = Timeline(lambda: 0.0, BusyIntervals())
     return job.begin(part or job.chunk, is_explained=is_explained, fan_out=fan_out)
 
 

@@ -23,13 +23,13 @@ from sampling_async import (
 )
 from sampling_async._bulk.source import checked_request
 from sampling_async._contract.timing import explain
-from sampling_async._pacing.loops import BACKOFF, BODY, CONNECT, DECODE, PERMIT, Timeline
+from sampling_async._pacing.loops import BACKOFF, BODY, CONNECT, DECODE, PERMIT, BusyIntervals, Timeline
 from sampling_async.simulator import Latency, Simulator
 
 
 def test_each_moment_is_in_one_stage():
     time = doubles.FakeTime()
-    timeline = Timeline(time.clock, lambda *_: 0.0)
+    timeline = Timeline(time.clock, BusyIntervals())
     for stage, seconds in ((PERMIT, 1.0), (CONNECT, 2.0), (BACKOFF, 4.0), (CONNECT, 8.0), (DECODE, 16.0)):
         timeline.enter(stage)
         time.now += seconds
@@ -39,9 +39,25 @@ def test_each_moment_is_in_one_stage():
     assert "connect=10.000000, send=0.000000," in repr(timing)
 
 
+def test_a_wait_for_a_permit_during_a_hold_is_a_hold():
+    time, holds = doubles.FakeTime(), BusyIntervals()
+    timeline = Timeline(time.clock, holds)
+    time.now = 1.0
+    holds.begin("somebody else", 1.0)
+    time.now = 3.0
+    assert (timeline.timing(0).permit, timeline.timing(0).hold) == (1.0, 2.0)
+    time.now = 4.0
+    holds.end("somebody else", 4.0)
+    time.now = 6.0
+    timeline.enter(CONNECT)
+    holds.begin("somebody else", 6.0)
+    time.now = 9.0
+    assert timeline.timing(1) == Timing(permit=3.0, hold=3.0, connect=3.0, attempts=1)
+
+
 def test_a_timeline_can_be_read_while_it_goes_on():
     time = doubles.FakeTime()
-    timeline = Timeline(time.clock, lambda *_: 0.0)
+    timeline = Timeline(time.clock, BusyIntervals())
     timeline.enter(BODY)
     time.now = 1.0
     assert timeline.timing(1).body == 1.0

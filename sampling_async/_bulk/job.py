@@ -98,6 +98,7 @@ class Job:
         assert self.timeline is not None
         track = CallTrack(
             timeline=self.timeline,
+            enter=self.timeline.enter,
             ambiguous=part.asked_before,
             outcomes_delivered=self._is_delivered,
             is_explained=is_explained,

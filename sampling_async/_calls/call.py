@@ -154,11 +154,12 @@ class Caller:
 
     def timeline(self, endpoint: Endpoint) -> Timeline:
         """Start the clock of a call."""
-        return Timeline(self.clock, self._gate.kind(endpoint).shut.within)
+        return Timeline(self.clock, self._gate.kind(endpoint).shut)
 
     def track(self, endpoint: Endpoint) -> CallTrack:
         """Return the track of a new call, and start its clock."""
-        return CallTrack(timeline=self.timeline(endpoint))
+        timeline = self.timeline(endpoint)
+        return CallTrack(timeline=timeline, enter=timeline.enter)
 
     def ended(self, call: Call[Any], track: CallTrack, error: BaseException | None = None) -> Timing:
         """Report a call that has ended, and return where its time went; its error gets that too."""

@@ -44,9 +44,6 @@ class CallTrack(Track):
     # what `Hooks.fan_out_began` returned, if the call belongs to a fan-out
     fan_out: object = field(default=None, repr=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.enter = self.timeline.enter
-
 
 @frozen(kw_only=True)
 class AttemptReport:

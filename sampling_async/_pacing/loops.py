@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 import types
+from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
+from math import fsum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -239,20 +241,50 @@ class LoopClock:
         return self._time()
 
 
+_KEPT: Final = 256
+
+
+class BusyIntervals:
+    """The latest 256 spans of time in which somebody waited. Where several wait at once, that is one span."""
+
+    _since: float  # of the span that lasts
+
+    def __init__(self) -> None:
+        self.has_begun = False  # whether there was a span at all
+        self._ended: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._waiting: set[object] = set()
+
+    def begin(self, who: object, now: float) -> None:
+        if not self._waiting:
+            self.has_begun, self._since = True, now
+        self._waiting.add(who)
+
+    def end(self, who: object, now: float) -> None:
+        if who not in self._waiting:
+            return
+        self._waiting.discard(who)
+        if not self._waiting:
+            self._ended.append((self._since, now))
+
+    def within(self, first: float, last: float) -> float:
+        spans = [*self._ended, *([(self._since, last)] if self._waiting else [])]
+        return fsum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
+
+
 PERMIT, HOLD, JOURNAL, BACKOFF, CONNECT, SEND, FIRST_BYTE, BODY, DECODE = range(len(STAGES))
 
 
 class Timeline:
     """The stage that a running call is in, and the seconds in the stages before.
 
-    While it waits for a permit, `held` says how much of the time between two moments was a hold.
+    `holds` are the spans in which nothing of its kind was sent: a wait for a permit meanwhile is a hold.
     """
 
-    __slots__ = ("_clock", "_held", "_stage", "began", "seconds", "since")
+    __slots__ = ("_clock", "_holds", "_stage", "began", "seconds", "since")
 
-    def __init__(self, clock: Callable[[], float], held: Callable[[float, float], float]) -> None:
+    def __init__(self, clock: Callable[[], float], holds: BusyIntervals) -> None:
         self._clock = clock
-        self._held = held
+        self._holds = holds
         self._stage = PERMIT
         self.seconds = [0.0] * len(STAGES)  # in each stage, without the current one
         self.since = self.began = clock()  # when the current stage began, and when the call did
@@ -261,8 +293,8 @@ class Timeline:
         """End the current stage and begin another, or the same one again. Return the time."""
         now = self._clock()
         spent = now - self.since
-        if self._stage == PERMIT:
-            hold = self._held(self.since, now)
+        if self._stage == PERMIT and self._holds.has_begun:
+            hold = self._holds.within(self.since, now)
             self.seconds[HOLD] += hold
             spent -= hold
         self.seconds[self._stage] += spent

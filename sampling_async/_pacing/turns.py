@@ -5,46 +5,16 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from itertools import count
-from math import fsum, inf
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._pacing.limit import AdaptiveLimit, Pace
+from sampling_async._pacing.loops import BusyIntervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from sampling_async._pacing.loops import OneShotEvent
-
-_KEPT: Final = 256
-
-
-class BusyIntervals:
-    """The latest 256 spans of time in which somebody waited. Where several wait at once, that is one span."""
-
-    _since: float  # of the span that lasts
-
-    def __init__(self) -> None:
-        self._ended: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-        self._waiting: set[object] = set()
-
-    def begin(self, who: object, now: float) -> None:
-        if not self._waiting:
-            self._since = now
-        self._waiting.add(who)
-
-    def end(self, who: object, now: float) -> None:
-        if who not in self._waiting:
-            return
-        self._waiting.discard(who)
-        if not self._waiting:
-            self._ended.append((self._since, now))
-
-    def within(self, first: float, last: float) -> float:
-        if not self._waiting and (not self._ended or self._ended[-1][1] <= first):  # as nearly always
-            return 0.0
-        spans = [*self._ended, *([(self._since, last)] if self._waiting else [])]
-        return fsum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
-
 
 # Permits granted to interactive lanes in a row while other lanes wait: the tenth goes to another lane.
 _MOST_IN_A_ROW: Final = 9
