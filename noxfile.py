@@ -195,7 +195,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def guard(session: nox.Session) -> None:
-    """Hold two ratios of CPU time, with room enough for any machine."""
+    """Hold ratios of CPU time, with room enough for any machine."""
     install(session, "peers")
     session.run("python", "benchmarks/speed/guard.py")
 

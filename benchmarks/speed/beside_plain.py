@@ -12,9 +12,12 @@ from speed.measuring import Measured, Spread, Table, interleaved, microseconds, 
 from speed.remote import remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from scoreboard.board import Run
+
+    from speed.canned_server import Address
+    from speed.measuring import Sample
 
 WIDTHS: Final = (8, 64)
 IDS: Final = 5
@@ -40,11 +43,7 @@ def beside_plain(
     goals, samples = [], {}
     with canned_service() as address:
         for width in WIDTHS:
-            with remote(make, address, width) as process:
-                process.call("prepare", requests)
-                takers = {kind: partial(process.call, "cost", kind) for kind in kinds}
-                samples[width] = interleaved(takers, rounds)
-                process.call("finish")
+            samples[width] = samples_of(make, address, kinds, width=width, requests=requests, rounds=rounds)
             cost = {kind: microseconds(each, requests) for kind, each in samples[width].items()}
             for kind, meaning in kinds.items():
                 times = ratio(cost[kind], cost["plain"])
@@ -52,3 +51,20 @@ def beside_plain(
                 if kind != "plain":
                     goals.append(at_most(goal.format(meaning, width), most, times.median))
     return Measured(goals=goals, tables=[table], samples={"samples": samples}, notes=[note])
+
+
+def samples_of(
+    make: Callable[..., object],
+    address: Address,
+    kinds: Iterable[str],
+    *,
+    width: int,
+    requests: int,
+    rounds: int,
+) -> dict[str, list[Sample]]:
+    """Let a client make each kind of fan-out in turn, in a process of its own."""
+    with remote(make, address, width) as process:
+        process.call("prepare", requests)
+        taken = interleaved({kind: partial(process.call, "cost", kind) for kind in kinds}, rounds)
+        process.call("finish")
+    return taken
