@@ -271,6 +271,74 @@ async def test_a_cancelled_hit_does_no_harm(path):
         assert (await post(inbox, "completion", COMPLETION)).status == 200
 
 
+async def wait_and_send(inbox, codes, on_start=lambda _tasks: None) -> dict[str, int]:
+    """Post completions while the store is busy, so that they are stored together; return their statuses."""
+    is_busy, go_on, statuses = threading.Event(), threading.Event(), {}
+
+    def keep_busy(_: object) -> bool:
+        is_busy.set()
+        return go_on.wait(10)
+
+    async def send(code: str) -> None:
+        statuses[code] = (await post(inbox, "completion", {**COMPLETION, "UniqueCode": code})).status
+
+    busy = inbox._committer.submit(keep_busy)
+    await until(is_busy.is_set)
+    async with anyio.create_task_group() as tasks:
+        for code in codes:
+            tasks.start_soon(send, code)
+        await until(lambda: inbox._committer._jobs.qsize() == len(codes))
+        on_start(tasks)
+        go_on.set()
+    assert busy.result(10)
+    return statuses
+
+
+async def test_one_bad_row_fails_no_other_hit_of_its_group(path):
+    store = SqliteStore(path)
+    codes = [f"m-{number}" for number in range(30)]
+    async with inbox_at(store) as inbox:
+        store._open.execute(
+            "CREATE TRIGGER bad BEFORE INSERT ON facts WHEN new.member = '\"m-7\"'"
+            " BEGIN SELECT RAISE(FAIL, 'bad'); END"
+        )
+        statuses = await wait_and_send(inbox, codes)
+    assert [code for code, answered in statuses.items() if answered != 200] == ["m-7"]
+    stored = [fact.notification.member_code for fact in await facts_of(inbox)]
+    assert sorted(stored) == sorted({*codes} - {"m-7"})
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM receipts").fetchone() == (29,)
+
+
+async def test_a_hit_that_is_cancelled_while_its_group_waits_is_stored_and_harms_no_other(path):
+    codes = [f"m-{number}" for number in range(30)]
+    async with inbox_at(path) as inbox:
+        assert await wait_and_send(inbox, codes, lambda tasks: tasks.cancel_scope.cancel()) == {}
+        assert await wait_and_send(inbox, ["later", "m-7"]) == {"later": 200, "m-7": 200}
+    stored = await facts_of(inbox)
+    assert sorted(fact.notification.member_code for fact in stored) == sorted([*codes, "later"])
+    assert [fact.receipts for fact in stored if fact.notification.member_code == "m-7"] == [2]
+
+
+async def test_two_inboxes_share_a_store(path):
+    """As two processes do; each hit comes to both at once."""
+    statuses = []
+
+    async def send(inbox: Inbox, number: int) -> None:
+        reply = await post(inbox, "completion", {**COMPLETION, "UniqueCode": f"m-{number}"})
+        statuses.append(reply.status)
+
+    async with inbox_at(path) as one, inbox_at(path) as other, anyio.create_task_group() as tasks:
+        for number in range(150):
+            tasks.start_soon(send, one, number)
+            tasks.start_soon(send, other, number)
+    assert statuses == [200] * 300
+    assert [fact.receipts for fact in await facts_of(one)] == [2] * 150
+    with closing(sqlite3.connect(path)) as database:
+        verdicts = database.execute("SELECT verdict, count(*) FROM receipts GROUP BY verdict").fetchall()
+    assert verdicts == [("new", 150), ("repeated", 150)]
+
+
 async def test_hits_come_from_threads_too(path):
     async with inbox_at(path) as inbox:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import stat
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encod
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
     Backlog,
+    Hit,
     Kind,
     Receipt,
     Settled,
@@ -583,6 +585,84 @@ def test_two_stores_share_a_file(store):
         assert claim(store, "a") == []
     finally:
         another.close()
+
+
+def odd_hits(seed: int) -> list[Hit]:
+    """Return hits that have much to do with one another, and some that have not."""
+    rng = random.Random(seed)
+
+    def fields() -> tuple[str, object]:
+        member = {**MEMBER, "UniqueCode": f"m-{rng.randrange(4)}", "SurveyId": rng.choice([1, 2])}
+        member |= {"WaveId": rng.choice([0, 77, 78, None]), "QuotaID": rng.choice([1, 2, None])}
+        return rng.choice(
+            [
+                ("completion", {**member, "Revenue": rng.choice([100, 200])}),
+                ("terminate", {**member, "Reason": rng.choice(["A", "B"])}),
+                ("terminate", {**member, "ReconciliationID": rng.randrange(3)}),
+                ("invite", member),
+                (
+                    "quota_status",
+                    status(rng.randrange(9), is_live=rng.random() < 0.5, quota_id=rng.randrange(3)),
+                ),
+                ("survey_closed", {**CLOSED, "WaveId": rng.choice([1, 2])}),
+                ("invite", b"?%d" % rng.randrange(3)),
+                ("completion", {**COMPLETION, "UniqueCode": f"new-{rng.random()}"}),
+            ]
+        )
+
+    hits = []
+    for number in range(300):
+        kind, posted = fields()
+        if not isinstance(posted, bytes) and rng.random() < 0.2:
+            posted = [posted, {**posted, "UniqueCode": "in-a-list"}, posted]
+        receipt = Receipt(Kind(kind), DAY + number, encoded(posted), "", [("host", "x")], PEER)
+        hits.append(Hit(receipt, list(entries_of(receipt)), "refused" if rng.random() < 0.1 else ""))
+    return hits
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_hits_that_are_stored_together_become_what_they_become_one_by_one(tmp_path, seed):
+    hits = odd_hits(seed)
+    tables = []
+    for is_together in (True, False):
+        opened = SqliteStore(tmp_path / f"{is_together}.db")
+        opened.open()
+        settling, begin = random.Random(seed), 0
+        while begin < len(hits):
+            group = hits[begin : begin + settling.randrange(1, 70)]
+            with opened.transaction():
+                if is_together:
+                    opened.receive_all(group)
+                else:
+                    for hit in group:
+                        opened.receive(hit.receipt, hit.entries, hit.verdict)
+            # Handlers have some of the facts, and are done with others.
+            for fact in claim(opened, now=DAY + 1_000 + begin, lease=50.0):
+                if settling.random() < 0.5:
+                    settle(opened, fact)
+            begin += len(group)
+        tables.append(
+            [opened._open.execute(f"SELECT * FROM {table}").fetchall() for table in ("facts", "receipts")]
+        )
+        opened.close()
+    assert tables[0] == tables[1]
+    assert len(tables[0][0]) > 100
+    assert len(tables[0][1]) == 300
+
+
+def test_a_hit_that_cannot_be_stored_leaves_nothing_of_its_group(store):
+    store._open.execute(
+        "CREATE TRIGGER bad BEFORE INSERT ON facts WHEN new.member = '\"m-7\"'"
+        " BEGIN SELECT RAISE(FAIL, 'bad'); END"
+    )
+    receipts = [
+        Receipt(Kind.COMPLETION, DAY, encoded({**COMPLETION, "UniqueCode": f"m-{number}"}))
+        for number in range(9)
+    ]
+    with pytest.raises(StoreError, match="bad"), store.transaction():
+        store.receive_all([Hit(receipt, list(entries_of(receipt))) for receipt in receipts])
+    assert facts(store) == []
+    assert store._open.execute("SELECT count(*) FROM receipts").fetchone() == (0,)
 
 
 def test_receipts_are_pruned_and_facts_stay(store):

@@ -9,21 +9,21 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
-import anyio
-
+from sampling_async._pacing.loops import OneShotEvent
 from sampling_async._pacing.threads import call_soon_here
-from sampling_async.notifications._store import StoreError
+from sampling_async.notifications._store import Hit, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from sampling_async.notifications._store import Store
 
 T = TypeVar("T")
-_Job: TypeAlias = "tuple[Future[Any], Callable[[Store], Any], int]"
+Operation: TypeAlias = "Callable[[Store], T] | Hit"
 
 GROUP: Final = 64
 """The most operations in one transaction."""
@@ -36,16 +36,47 @@ MOST_BYTES_WAITING: Final = 64 << 20
 """The most bytes of bodies that wait, likewise."""
 
 
+class _Submission(Generic[T]):
+    """An operation that waits or has ended, with its result."""
+
+    __slots__ = ("failure", "operation", "over", "result", "size")
+
+    def __init__(self, operation: Operation[T], size: int, over: _InLoop | Future[T]) -> None:
+        self.operation = operation
+        self.size = size
+        self.over = over
+        self.result: Any = None
+        self.failure: BaseException | None = None
+
+    def run(self, store: Store) -> None:
+        operation = self.operation
+        if isinstance(operation, Hit):
+            store.receive(operation.receipt, operation.entries, operation.verdict)
+        else:
+            self.result = operation(store)
+
+
+class _InLoop:
+    """A task that waits for an operation, in an event loop."""
+
+    __slots__ = ("call_soon", "event")
+
+    def __init__(self) -> None:
+        self.call_soon = call_soon_here()
+        self.event = OneShotEvent()
+
+
 class Committer:
     """Runs operations on a store in one thread, in groups.
 
     If one operation of a group fails, the group is rolled back, and each operation runs again in a separate
-    transaction. An operation may therefore run twice, and must only use the store.
+    transaction. An operation may therefore run twice, and must only use the store. The hits of a group are
+    stored first, together; the other operations run one after the other.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Submission[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_open = False
@@ -68,33 +99,38 @@ class Committer:
             self._thread.join()
         self._store.close()
 
-    def submit(self, operation: Callable[[Store], T], *, size: int = 0) -> Future[T]:
-        """Have an operation run, which holds `size` bytes; its result is there when it is on the disk.
+    def submit(self, operation: Operation[T], *, size: int = 0) -> Future[T]:
+        """Have an operation run. Its result is there when it is on the disk.
 
         If too many wait, or the store is closed, it is refused with a StoreError.
         """
         future: Future[T] = Future()
+        self._put(_Submission(operation, size, future))
+        return future
+
+    async def run(self, operation: Operation[T], *, size: int = 0) -> T:
+        """Return an operation's result when it is on the disk. If cancelled, it runs all the same."""
+        over = _InLoop()
+        job = _Submission(operation, size, over)
+        self._put(job)
+        await over.event.wait()
+        failure, job.failure = job.failure, None  # no cycle of the exception, its traceback and this frame
+        if failure is None:
+            result: T = job.result
+            return result
+        try:
+            raise failure
+        finally:
+            del failure
+
+    def _put(self, job: _Submission[Any]) -> None:
         with self._lock:
             if not self._is_open:
                 raise StoreError("the store of notifications is closed")
             if self._jobs.qsize() >= MOST_WAITING or self._waiting_bytes > MOST_BYTES_WAITING:
                 raise StoreError("too many notifications wait to be stored; try again later")
-            self._waiting_bytes += size
-            self._jobs.put((future, operation, size))
-        return future
-
-    async def run(self, operation: Callable[[Store], T], *, size: int = 0) -> T:
-        """Return an operation's result when it is on the disk. If cancelled, it runs all the same."""
-        call_soon, over = call_soon_here(), anyio.Event()
-        future = self.submit(operation, size=size)
-
-        def wake(_: Future[T]) -> None:
-            with suppress(RuntimeError):  # the event loop has ended: nobody waits
-                call_soon(over.set)
-
-        future.add_done_callback(wake)
-        await over.wait()
-        return future.result()
+            self._waiting_bytes += job.size
+            self._jobs.put(job)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -110,27 +146,53 @@ class Committer:
                 group.append(another)
             self._commit(group)
             with self._lock:
-                self._waiting_bytes -= sum(size for _, _, size in group)
+                self._waiting_bytes -= sum(job.size for job in group)
             if is_last:
                 return
 
-    def _commit(self, group: list[_Job]) -> None:
+    def _commit(self, group: Sequence[_Submission[Any]]) -> None:
         has_begun = False
         try:
             with self._store.transaction():
                 has_begun = True
-                results = [operation(self._store) for _, operation, _ in group]
+                if hits := [job.operation for job in group if isinstance(job.operation, Hit)]:
+                    self._store.receive_all(hits)
+                for job in group:
+                    if not isinstance(job.operation, Hit):
+                        job.run(self._store)
         except BaseException as exc:  # noqa: BLE001  the caller gets it
-            if len(group) == 1:
-                group[0][0].set_exception(exc)
+            if has_begun:  # one of them may be the cause, or the disk
+                for job in group:
+                    self._commit_alone(job)
                 return
-            if not has_begun:  # another process holds the lock, and would block each of them
-                for future, _, _ in group:
-                    future.set_exception(StoreError(str(exc)))
-                return
-            # One of them may be the cause, or the disk: run each one alone.
-            for job in group:
-                self._commit([job])
-            return
-        for (future, _, _), result in zip(group, results, strict=True):
-            future.set_result(result)
+            for job in group:  # another process holds the lock, and would block each of them
+                job.failure = StoreError(str(exc))
+        _end(group)
+
+    def _commit_alone(self, job: _Submission[Any]) -> None:
+        try:
+            with self._store.transaction():
+                job.run(self._store)
+        except BaseException as exc:  # noqa: BLE001  the caller gets it
+            job.failure = exc
+        _end([job])
+
+
+def _end(group: Iterable[_Submission[Any]]) -> None:
+    """Have those who wait for operations go on: one call for all tasks of an event loop."""
+    events: dict[Any, list[OneShotEvent]] = {}
+    for job in group:
+        if isinstance(job.over, _InLoop):
+            events.setdefault(job.over.call_soon, []).append(job.over.event)
+        elif job.failure is None:
+            job.over.set_result(job.result)
+        else:
+            job.over.set_exception(job.failure)
+    for call_soon, of_loop in events.items():
+        with suppress(RuntimeError):  # the event loop has ended: nobody waits
+            call_soon(partial(_set, of_loop))
+
+
+def _set(events: Iterable[OneShotEvent]) -> None:
+    for event in events:
+        event.set()

@@ -26,7 +26,7 @@ from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import SETTINGS, Kind
 from sampling_async.notifications._sqlite import SqliteStore, store_of
 from sampling_async.notifications._status import InboxStatus, status_of
-from sampling_async.notifications._store import Receipt, StoreError, run_once
+from sampling_async.notifications._store import Hit, Receipt, StoreError, run_once
 
 if TYPE_CHECKING:
     import os
@@ -269,8 +269,8 @@ class Inbox:
         source = self._access.source(peer or "", pairs)
         return Receipt(Kind(kind), self._clock(), bytes(body), query or "", shown, source)
 
-    def _prepared(self, hit: Receipt) -> tuple[Callable[[Store], object], HitResponse]:
-        """Return the operation that stores a hit, and the response when it is stored."""
+    def _prepared(self, hit: Receipt) -> tuple[Hit, HitResponse]:
+        """Return a hit as it is stored, and the response when it is stored."""
         try:
             entries = read_entries(hit, self._signatures)
         except (ForgedError, RefusedBodyError) as exc:
@@ -279,10 +279,10 @@ class Inbox:
             if isinstance(exc, RefusedBodyError):
                 _LOG.warning("a %s notification is answered with %d: %s", hit.kind, exc.status, verdict)
                 reply = _TOO_LARGE if exc.status == _TOO_LARGE.status else _NOT_READ
-            return lambda store: store.receive(hit, (), verdict), reply
+            return Hit(hit, (), verdict), reply
         if self._handlers and any(entry.kind is Kind.RECONCILIATION for entry in entries):
             self._handlers.warn_without(Kind.RECONCILIATION)
-        return lambda store: store.receive(hit, entries), _STORED
+        return Hit(hit, entries), _STORED
 
     def _stored(self, reply: HitResponse) -> HitResponse:
         if self._not_stored_count:

@@ -12,8 +12,6 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import astuple
-
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import moment_of, shown
 from sampling_async._contract.records import INT64_MAX, safe_repr
@@ -21,8 +19,17 @@ from sampling_async._journal.database import connected, failing, make_durable, t
 from sampling_async._private_files import make_private
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._entries import in_its_wave
+from sampling_async.notifications._hit_rows import (
+    FACTS,
+    MOST_ROWS,
+    RECEIPTS,
+    fact_row,
+    insertion,
+    receipt_row,
+    subject_of,
+)
 from sampling_async.notifications._records import Kind, UnknownNotification
-from sampling_async.notifications._store import Backlog, Fact, Settled, State, Store, StoreError, Validity
+from sampling_async.notifications._store import Backlog, Fact, Hit, Settled, State, Store, StoreError, Validity
 from sampling_async.notifications._tables import CLAIM, CLAIM_OF_KIND, COLUMNS, make_tables
 from sampling_async.notifications._understanding import FieldReader, parse
 
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sampling_async.notifications._records import Notification
-    from sampling_async.notifications._store import Entry, Receipt, SurveyEnd
+    from sampling_async.notifications._store import Entry, Receipt
 
 _BUSY_SECONDS: Final = 5.0
 _PAGE: Final = 1_000
@@ -140,49 +147,56 @@ class SqliteStore(Store):
     # --- What comes in
 
     def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        number = self._open.execute(
-            "INSERT INTO receipts (at, posted_as, verdict, peer, headers, query, body)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                receipt.at,
-                receipt.kind,
-                verdict,
-                receipt.peer.encode("ascii", "backslashreplace").decode(),
-                json.dumps(receipt.headers),
-                json.dumps(receipt.query),
-                receipt.body,
-            ),
-        ).lastrowid
-        assert number is not None
+        number = self._next_receipt()
         verdicts = [self._enter(number, receipt.at, in_its_wave(self._open, entry)) for entry in entries]
-        if verdicts:
-            text = " ".join(dict.fromkeys(verdicts))
-            self._open.execute("UPDATE receipts SET verdict = ? WHERE id = ?", (text, number))
+        self._insert(RECEIPTS, [receipt_row(number, Hit(receipt, entries, verdict), verdicts)])
         return verdicts
 
+    def receive_all(self, hits: Sequence[Hit]) -> None:
+        # The event loop runs beside this thread only while SQLite works, and after each statement this thread
+        # waits for the loop. So notifications that no other one has to do with are inserted together.
+        subjects = [[(entry, *subject_of(entry)) for entry in hit.entries] for hit in hits]
+        known = self._known({key for entries in subjects for *_, keys in entries for key in keys})
+        seen: set[object] = set()
+        fresh: list[tuple[object, ...]] = []
+        receipts: list[tuple[object, ...]] = []
+        for number, (hit, entries) in enumerate(zip(hits, subjects, strict=True), self._next_receipt()):
+            verdicts: list[str] = []
+            for entry, subject, keys in entries:
+                if keys and subject not in seen and known.isdisjoint(keys):
+                    fresh.append(fact_row(number, hit.receipt.at, entry))
+                    verdicts.append("new")
+                else:
+                    self._insert(FACTS, fresh)
+                    fresh.clear()
+                    verdicts.append(self._enter(number, hit.receipt.at, in_its_wave(self._open, entry)))
+                seen.add(subject)
+            receipts.append(receipt_row(number, hit, verdicts))
+        self._insert(FACTS, fresh)
+        self._insert(RECEIPTS, receipts)
+
+    def _next_receipt(self) -> int:
+        number: int = self._one("SELECT coalesce(max(id), 0) + 1 FROM receipts")
+        return number
+
+    def _known(self, keys: Iterable[str]) -> set[str]:
+        """Return the keys that there are facts of."""
+        query = "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM facts WHERE key = value)"
+        return {key for (key,) in self._open.execute(query, (json.dumps(list(keys)),))}
+
+    def _insert(self, into: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """Insert rows, many with one statement."""
+        begin = 0
+        while left := len(rows) - begin:
+            # Of few sizes, so that their statements stay compiled.
+            size = min(1 << left.bit_length() - 1, MOST_ROWS)
+            part = rows[begin : begin + size]
+            self._open.execute(insertion(into, len(part[0]), size), [value for row in part for value in row])
+            begin += size
+
     def _enter(self, receipt: int, at: float, entry: Entry) -> str:
-        cursor = self._open.execute(
-            "INSERT INTO facts (at, receipt, kind, posted_as, key, identity, content, rank, fields,"
-            " reason, verified, due, since, member, survey, wave, quota, origin, amount, label, ended)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (identity) DO NOTHING",
-            (
-                at,
-                receipt,
-                entry.kind or "",
-                entry.posted_as,
-                entry.key,
-                entry.identity,
-                entry.content,
-                entry.rank,
-                entry.fields,
-                entry.reason,
-                entry.verified,
-                at,  # so that a retry that is due earlier comes before
-                at,
-                *_end_values(entry.end),
-            ),
-        )
+        row = fact_row(receipt, at, entry)
+        cursor = self._open.execute(f"{insertion(FACTS, len(row))} ON CONFLICT (identity) DO NOTHING", row)
         if cursor.rowcount == 0:
             ((content,),) = self._open.execute(
                 # A repetition may be signed where the first one was not.
@@ -401,13 +415,6 @@ def store_of(store: Store | str | os.PathLike[str]) -> Store:
     if isinstance(store, type) or not callable(getattr(store, "receive", None)):
         raise InvalidRequestError(f"store must be a path, or a store such as SqliteStore, not {shown(store)}")
     return store
-
-
-def _end_values(end: SurveyEnd | None) -> tuple[object, ...]:
-    if end is None:
-        return (None,) * 8
-    member_code, *places, reason, at = astuple(end)
-    return json.dumps(member_code), *places, None if reason is None else json.dumps(reason), at
 
 
 def _names(kinds: Iterable[Kind | None]) -> list[str]:

@@ -109,6 +109,15 @@ class Entry:
     end: SurveyEnd | None = None
 
 
+@frozen
+class Hit:
+    """One hit as it is stored: its receipt and its notifications. See `Store.receive`."""
+
+    receipt: Receipt
+    entries: Sequence[Entry]
+    verdict: str = ""
+
+
 @frozen(kw_only=True)
 class Fact(Generic[N_co]):
     """One event that the service has reported, however often it did.
@@ -221,6 +230,14 @@ class Store(Protocol):
             For each entry `new`, `repeated`, `differs`, `stale` or `overruled`.
         """
         ...
+
+    def receive_all(self, hits: Sequence[Hit]) -> None:
+        """Store several hits, in their order. A store may do that faster than `receive` one by one.
+
+        If it raises, the transaction is rolled back, and each hit comes to `receive` in a transaction alone.
+        """
+        for hit in hits:
+            self.receive(hit.receipt, hit.entries, hit.verdict)
 
     def claim(
         self,
