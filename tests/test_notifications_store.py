@@ -665,6 +665,16 @@ def test_a_hit_that_cannot_be_stored_leaves_nothing_of_its_group(store):
     assert store._open.execute("SELECT count(*) FROM receipts").fetchone() == (0,)
 
 
+def test_a_file_whose_index_of_standing_facts_has_all_of_them_is_read_on(store):
+    """Files made by versions before have such an index."""
+    put(store, "quota_status", status(1, is_live=True))
+    store._open.execute("DROP INDEX facts_standing")
+    store._open.execute("CREATE INDEX facts_standing ON facts (key, rank) WHERE standing = 'stands'")
+    assert put(store, "quota_status", status(2, is_live=False)) == ["new"]
+    assert put(store, "quota_status", status(0, is_live=True)) == ["stale"]
+    assert [fact.validity for fact in facts(store)] == ["stale", "stands", "stale"]
+
+
 def test_receipts_are_pruned_and_facts_stay(store):
     put(store, "completion", COMPLETION, at=DAY)
     put(store, "completion", COMPLETION, at=DAY + 1)

@@ -212,14 +212,15 @@ class SqliteStore(Store):
         """Decide which facts of a key are still true, now that there is a new one."""
         if entry.rank is not None:
             newest = self._one(
-                "SELECT max(rank) FROM facts WHERE key = ? AND standing = 'stands' AND id != ?",
+                "SELECT max(rank) FROM facts"
+                " WHERE key = ? AND standing = 'stands' AND rank NOT NULL AND id != ?",
                 entry.key,
                 number,
             )
             if newest is not None and newest > entry.rank:
                 self._supersede(Validity.STALE, "id = ?", number)
                 return Validity.STALE
-            self._supersede(Validity.STALE, "key = ? AND id != ?", entry.key, number)
+            self._supersede(Validity.STALE, "key = ? AND rank NOT NULL AND id != ?", entry.key, number)
         elif entry.kind is Kind.COMPLETION:
             first = self._one("SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, entry.kind)
             if first != number:

@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS facts (
     ended REAL, since REAL NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS facts_key ON facts (key, id);
-CREATE INDEX IF NOT EXISTS facts_standing ON facts (key, rank) WHERE standing = 'stands';
+CREATE INDEX IF NOT EXISTS facts_standing ON facts (key, rank) WHERE standing = 'stands' AND rank NOT NULL;
 CREATE INDEX IF NOT EXISTS facts_due ON facts (kind, due, id) WHERE state = 'pending';
 CREATE INDEX IF NOT EXISTS facts_pending ON facts (key, id) WHERE state = 'pending';
 CREATE INDEX IF NOT EXISTS facts_fallen ON facts (due) WHERE state = 'pending' AND standing != 'stands';
