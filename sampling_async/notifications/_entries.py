@@ -86,7 +86,11 @@ def _moved(identity: str, key: str) -> str:
     if not identity.startswith("["):  # of a correction of a terminate, which is known by its fact
         return identity
     kind, _, more = json.loads(identity)
-    return json.dumps([kind, key, more])
+    return _identity(kind, key, more)
+
+
+def _identity(kind: str, key: str, more: str | int | None) -> str:
+    return f'["{kind}", {json.dumps(key)}, {json.dumps(more)}]'
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -119,7 +123,7 @@ def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
         kind=kind,
         posted_as=hit.kind,
         key=key,
-        identity=json.dumps([kind, key, more]),
+        identity=_identity(kind, key, more),
         content=content,
         rank=_rank(record, came=hit.at, latest=hit.at + _AHEAD),
         fields=json.dumps(fields),
@@ -130,7 +134,7 @@ def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
 
 def member_key(survey_id: int, wave_id: int, member_code: str) -> str:
     """Return the key of all notifications about a member in a survey and wave; in ASCII for any code."""
-    return json.dumps(["member", survey_id, wave_id, member_code])
+    return f'["member", {survey_id}, {wave_id}, {json.dumps(member_code)}]'
 
 
 def _end(record: Notification) -> SurveyEnd | None:

@@ -11,6 +11,7 @@ import json
 import re
 from datetime import UTC, datetime
 from decimal import Context, Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async._contract.records import INT64_MAX
@@ -82,6 +83,16 @@ _RECONCILIATION: Final = "reconciliationid"
 _RECONCILED_AT: Final = "reconciliationdatetime"
 _AMOUNT: Final = ("reconciliationamount", "amount", "revenue")
 _MEMBER_KINDS: Final = {Kind.INVITE, Kind.COMPLETION, Kind.TERMINATE}
+_LONGEST_NAME: Final = 40
+
+
+def _plain_name(name: str) -> str:
+    """Return a name without case and separators."""
+    return name.casefold().translate(_SEPARATORS)
+
+
+# Services write the same names again and again. Bounded, also in the length of names: bodies come from outside.
+_usual_name: Final = lru_cache(maxsize=256)(_plain_name)
 
 
 class FieldReader:
@@ -95,7 +106,7 @@ class FieldReader:
         self._values: dict[str, Any] = {}
         self._notes: list[str] = []
         for name, value in fields.items():
-            key = str(name).casefold().translate(_SEPARATORS)
+            key = _usual_name(name) if len(name) <= _LONGEST_NAME else _plain_name(name)
             if self._values.setdefault(key, value) != value:
                 raise NotUnderstoodError("a field is there in two spellings, with two values")
 
@@ -165,7 +176,8 @@ class FieldReader:
 
     def digest(self) -> str:
         """Return a hash of names and values, the same in all spellings and formats; without the signature."""
-        pairs = sorted((name, _canonical(value)) for name, value in self._values.items() if name != _SIGNATURE)
+        pairs = [(name, _canonical(value)) for name, value in self._values.items() if name != _SIGNATURE]
+        pairs.sort()
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
@@ -336,6 +348,8 @@ def _truth(value: Any) -> bool | None:
 def _moment(value: Any) -> datetime | None:
     """Read a time as the inventory has it, or in another form of ISO 8601; without a zone it is UTC."""
     text = value.strip() if isinstance(value, str) else ""
+    if not text:
+        return None
     try:
         try:
             moment = date_time(text)
@@ -347,11 +361,20 @@ def _moment(value: Any) -> datetime | None:
         return None
 
 
+_BOOLEANS: Final = frozenset({"true", "false"})
+
+
 def _canonical(value: Any) -> str:
     """Return a value as text, the same for JSON, XML and forms: true and "True" are `true`, 1.0 is `1`."""
-    if isinstance(value, dict | list):
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, str):
+        text = value.strip()
+    elif isinstance(value, dict | list):
         return json.dumps(value, sort_keys=True)
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
-        value = int(value)
-    text = "" if value is None else str(value)
-    return text.strip().casefold() if text.strip().casefold() in ("true", "false") else text.strip()
+    elif isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        return str(int(value))
+    else:
+        text = "" if value is None else str(value)
+    folded = text.casefold()
+    return folded if folded in _BOOLEANS else text
