@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 import uvicorn
@@ -134,9 +135,12 @@ async def call(app, messages, *, path=f"/completion/{SECRET}", method="POST"):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "client": None}
-    await app(scope, receive, send)
+    await app(http_scope(path=path, method=method), receive, send)
     return sent
+
+
+def http_scope(*, path=f"/completion/{SECRET}", method="POST"):
+    return {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "client": None}
 
 
 def part(body: bytes, *, more: bool):
@@ -165,11 +169,60 @@ async def test_a_sender_that_goes_away_leaves_nothing(inbox):
     assert await facts_of(inbox) == []
 
 
-async def test_a_slow_sender_is_not_waited_for(inbox, monkeypatch):
+@pytest.mark.parametrize("came", [[], [part(b"x", more=True)]], ids=["nothing", "a-part"])
+async def test_a_slow_sender_is_not_waited_for(inbox, monkeypatch, came):
     wait_for_bodies(monkeypatch, 0.01)
     async with inbox:
-        sent = await call(inbox.app, [part(b"x", more=True)])
+        sent = await call(inbox.app, [*came])
         assert sent[0]["status"] == 408
+
+
+@pytest.mark.parametrize("waits", [1, 2, 3])
+async def test_a_body_that_comes_after_its_head_is_waited_for(inbox, waits):
+    sent = []
+
+    async def receive():
+        for _ in range(waits):
+            await anyio.sleep(0.001)
+        return part(encoded(COMPLETION), more=False)
+
+    async def send(message):
+        sent.append(message)
+
+    async with inbox:
+        await inbox.app(http_scope(), receive, send)
+    assert sent[0]["status"] == 200
+    assert [fact.kind for fact in await facts_of(inbox)] == ["completion"]
+
+
+@pytest.mark.parametrize("waits", [0, 1, 2])
+async def test_what_the_server_raises_while_the_body_is_read_is_raised(inbox, waits):
+    async def receive():
+        for _ in range(waits):
+            await anyio.lowlevel.checkpoint()
+        raise LookupError
+
+    async with inbox:
+        with pytest.raises(LookupError):
+            await inbox.app(http_scope(), receive, None)
+
+
+async def test_a_request_is_cancelled_while_its_body_is_waited_for(inbox):
+    seen = []
+
+    async def receive():
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):  # a server may have something to await yet
+                await anyio.sleep(0.001)
+            seen.append("cancelled")
+
+    async with inbox:
+        with anyio.move_on_after(0.005):
+            await inbox.app(http_scope(), receive, None)
+    assert seen == ["cancelled"]
+    assert await facts_of(inbox) == []
 
 
 async def test_nothing_is_read_for_a_wrong_secret(inbox):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import anyio
 from attrs import frozen
 
+from sampling_async._pacing.blocks import DeadlineScopes
+from sampling_async._pacing.loops import running_loop
 from sampling_async.notifications._bodies import MOST_BYTES
 from sampling_async.notifications._records import Kind
 
@@ -34,14 +35,17 @@ class HitResponse:
     body: bytes
 
 
-class Receiver(Protocol):
-    """What receives hits: see `Inbox`."""
+@frozen
+class Admission:
+    """The permission to post a hit: its kind, its headers as they are stored, and where it came from."""
 
-    def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> HitResponse | None: ...
+    kind: Kind
+    headers: Sequence[tuple[str, str]]
+    source: str
 
-    async def receive(
-        self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
-    ) -> HitResponse: ...
+
+_Admit: TypeAlias = "Callable[[str, Sequence[tuple[str, str]], str, str], Admission | HitResponse]"
+_Keep: TypeAlias = "Callable[[Admission, bytes, str], Awaitable[HitResponse]]"
 
 
 class NotificationsApp:
@@ -50,8 +54,10 @@ class NotificationsApp:
     It may be mounted at any path. The secret is checked before the body is read.
     """
 
-    def __init__(self, inbox: Receiver) -> None:
-        self._inbox = inbox
+    def __init__(self, admit: _Admit, keep: _Keep) -> None:
+        self._admit = admit
+        self._keep = keep
+        self._deadlines: tuple[object, DeadlineScopes] = (None, DeadlineScopes())
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
         """Answer one ASGI connection."""
@@ -70,23 +76,32 @@ class NotificationsApp:
         kind, secret = _kind_and_secret(scope["path"])
         query = (scope.get("query_string") or b"").decode("utf-8", "surrogateescape")
         _hide_secrets(scope, kind, secret)
-        refusal = self._inbox.refuses(kind, headers, peer, secret=secret)
-        if refusal is not None:
-            await _send_reply(send, refusal.status, refusal.body)
+        admission = self._admit(kind, headers, peer, secret)
+        if isinstance(admission, HitResponse):
+            await _send_reply(send, admission.status, admission.body)
             return
         if scope["method"] not in ("GET", "POST"):
             await _send_reply(send, 405, b"GET or POST")
             return
-        try:
-            with anyio.fail_after(_BODY_SECONDS):
-                body = await _read_body(receive)
-        except TimeoutError:
+        body = None
+        with self._deadlines_here().within(_BODY_SECONDS, is_ours=True) as block:
+            body = await _read_body(receive)
+        if block.cancelled_caught:
             await _send_reply(send, 408, b"The body did not come in time")
             return
         if body is None:  # the sender has disconnected, and gets no response
             return
-        reply = await self._inbox.receive(kind, body, headers, peer, secret=secret, query=query)
+        reply = await self._keep(admission, body, query)
         await _send_reply(send, reply.status, reply.body)
+
+    def _deadlines_here(self) -> DeadlineScopes:
+        """Return the deadlines of the event loop that runs. A timer for each hit takes seven times as long."""
+        # One pair, because event loops of other threads may serve the same app.
+        loop, deadlines = self._deadlines
+        if loop is not (here := running_loop()):
+            deadlines = DeadlineScopes()
+            self._deadlines = here, deadlines
+        return deadlines
 
 
 def _kind_and_secret(path: str) -> tuple[str, str]:

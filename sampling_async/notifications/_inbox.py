@@ -16,7 +16,7 @@ from sampling_async._contract.checks import require_functions, require_instance,
 from sampling_async._contract.records import safe_repr
 from sampling_async._pacing.threads import in_thread, join_uncancelled, start
 from sampling_async.notifications._access import AccessControl, ForgedError, Signatures
-from sampling_async.notifications._app import Headers, HitResponse, NotificationsApp
+from sampling_async.notifications._app import Admission, Headers, HitResponse, NotificationsApp
 from sampling_async.notifications._bodies import MOST_BYTES, RefusedBodyError, is_compressed
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entries import read_entries
@@ -42,6 +42,7 @@ _Pairs: TypeAlias = "list[tuple[str, str]]"
 _LOG: Final = logging.getLogger("sampling_async.notifications")
 _SECRET_HEADERS: Final = {"authorization", "cookie", "proxy-authorization", "api_auth_key"}
 _LARGE: Final = 1 << 13
+_KINDS: Final = {kind.value: kind for kind in Kind}
 
 
 _STORED: Final = HitResponse(200, b"OK")
@@ -175,7 +176,7 @@ class Inbox:
 
         It handles no lifespan: open the inbox yourself, or it returns 503.
         """
-        return NotificationsApp(self)
+        return NotificationsApp(self._admit, self._keep)
 
     def urls(self, base: str) -> dict[Kind, str]:
         """Return the URL of each kind that has a setting, to be entered at the operator. They hold secrets.
@@ -196,18 +197,24 @@ class Inbox:
 
     def refuses(self, kind: str, headers: Headers, peer: str, *, secret: str = "") -> HitResponse | None:
         """Return the response to a hit that is refused without reading its body, else None; see `receive`."""
-        return self._refusal(kind, _pairs(headers), peer or "", secret or "")
+        admission = self._admit(kind, _pairs(headers), peer or "", secret or "")
+        return admission if isinstance(admission, HitResponse) else None
 
-    def _refusal(self, kind: str, pairs: _Pairs, peer: str, secret: str) -> HitResponse | None:
+    def _admit(
+        self, kind: str, headers: Sequence[tuple[str, str]], peer: str, secret: str
+    ) -> Admission | HitResponse:
+        """Return who may post, as far as it can be known without the body, or the response to a refused hit."""
         if not self._is_open:
             return _NOT_STORED
-        if kind not in list(Kind) or not self._access.authenticates(Kind(kind), secret, pairs):
+        known = _KINDS.get(kind)
+        if known is None or not self._access.authenticates(known, secret, headers):
             return _NOT_FOUND
-        source = self._access.source(peer, pairs)
+        source = self._access.source(peer, headers)
         if not self._access.allows(source):
             _LOG.warning("a notification from %s was refused: the address is in none of the networks", source)
             return _NOT_ALLOWED
-        return None
+        shown = [(name, "<hidden>" if name in _SECRET_HEADERS else value) for name, value in headers]
+        return Admission(known, shown, source)
 
     async def receive(
         self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
@@ -227,17 +234,24 @@ class Inbox:
             query: The query string, without its question mark.
         """
         try:
-            hit = self._admitted(kind, body, headers, peer, secret=secret, query=query)
-            if isinstance(hit, HitResponse):
-                return hit
-            if len(hit.body) < _LARGE and not is_compressed(hit.body, hit.headers):
-                operation, reply = self._prepared(hit)
+            admission = self._admit(kind, _pairs(headers), peer or "", secret or "")
+        except Exception as exc:  # noqa: BLE001  the service must get a 503, so that it sends it again
+            return self._not_stored(exc)
+        return admission if isinstance(admission, HitResponse) else await self._keep(admission, body, query)
+
+    async def _keep(self, admission: Admission, body: bytes, query: str) -> HitResponse:
+        try:
+            receipt = self._receipt(admission, body, query)
+            if isinstance(receipt, HitResponse):
+                return receipt
+            if len(receipt.body) < _LARGE and not is_compressed(receipt.body, receipt.headers):
+                hit, reply = self._prepared(receipt)
             else:
                 # Parsing a large body would stall the event loop for too long, and so would two at once.
                 async with self._reading:
-                    operation, reply = await in_thread(self._prepared, hit)
-            await self._committer.run(operation, size=len(hit.body))
-        except Exception as exc:  # noqa: BLE001  the service must get a 503, so that it sends it again
+                    hit, reply = await in_thread(self._prepared, receipt)
+            await self._committer.run(hit, size=len(receipt.body))
+        except Exception as exc:  # noqa: BLE001  likewise
             return self._not_stored(exc)
         return self._stored(reply)
 
@@ -246,43 +260,41 @@ class Inbox:
     ) -> HitResponse:
         """Store a hit as `receive` does, from any thread but the event loop's: it blocks."""
         try:
-            hit = self._admitted(kind, body, headers, peer, secret=secret, query=query)
-            if isinstance(hit, HitResponse):
-                return hit
-            operation, reply = self._prepared(hit)
-            self._committer.submit(operation, size=len(hit.body)).result()
+            admission = self._admit(kind, _pairs(headers), peer or "", secret or "")
+            if isinstance(admission, HitResponse):
+                return admission
+            receipt = self._receipt(admission, body, query)
+            if isinstance(receipt, HitResponse):
+                return receipt
+            hit, reply = self._prepared(receipt)
+            self._committer.submit(hit, size=len(receipt.body)).result()
         except Exception as exc:  # noqa: BLE001  likewise
             return self._not_stored(exc)
         return self._stored(reply)
 
-    def _admitted(
-        self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str, query: str
-    ) -> Receipt | HitResponse:
+    def _receipt(self, admission: Admission, body: bytes, query: str) -> Receipt | HitResponse:
         """Return a hit as its receipt, or the response if it is refused."""
-        pairs = _pairs(headers)
-        refusal = self._refusal(kind, pairs, peer or "", secret or "")
-        if refusal is not None:
-            return refusal
+        if not self._is_open:  # it was closed while the body came
+            return _NOT_STORED
         if len(body) > MOST_BYTES:
             return _TOO_LARGE
-        shown = [(name, "<hidden>" if name in _SECRET_HEADERS else value) for name, value in pairs]
-        source = self._access.source(peer or "", pairs)
-        return Receipt(Kind(kind), self._clock(), bytes(body), query or "", shown, source)
+        kind, headers, source = admission.kind, admission.headers, admission.source
+        return Receipt(kind, self._clock(), bytes(body), query or "", headers, source)
 
-    def _prepared(self, hit: Receipt) -> tuple[Hit, HitResponse]:
+    def _prepared(self, receipt: Receipt) -> tuple[Hit, HitResponse]:
         """Return a hit as it is stored, and the response when it is stored."""
         try:
-            entries = read_entries(hit, self._signatures)
+            entries = read_entries(receipt, self._signatures)
         except (ForgedError, RefusedBodyError) as exc:
             verdict = str(exc)
             reply = _NOT_SIGNED
             if isinstance(exc, RefusedBodyError):
-                _LOG.warning("a %s notification is answered with %d: %s", hit.kind, exc.status, verdict)
+                _LOG.warning("a %s notification is answered with %d: %s", receipt.kind, exc.status, verdict)
                 reply = _TOO_LARGE if exc.status == _TOO_LARGE.status else _NOT_READ
-            return Hit(hit, (), verdict), reply
+            return Hit(receipt, (), verdict), reply
         if self._handlers and any(entry.kind is Kind.RECONCILIATION for entry in entries):
             self._handlers.warn_without(Kind.RECONCILIATION)
-        return Hit(hit, entries), _STORED
+        return Hit(receipt, entries), _STORED
 
     def _stored(self, reply: HitResponse) -> HitResponse:
         if self._not_stored_count:
