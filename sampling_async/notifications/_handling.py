@@ -195,7 +195,9 @@ class Handling(BackgroundService):
         self._call_soon = call_soon_here()
 
     def wake(self) -> None:
-        """Look for facts now. It may be called in any thread."""
+        """Look for facts now. It may be called in any thread, after facts were stored."""
+        if self._new_facts.is_set():  # it has not looked since the last call, so it will find these too
+            return
         try:
             self._call_soon(self._look)
         except RuntimeError:  # the event loop has ended
