@@ -413,8 +413,10 @@ class SqliteStore(Store):
 def store_of(store: Store | str | os.PathLike[str]) -> Store:
     if isinstance(store, str | os.PathLike):
         return SqliteStore(store)
-    if isinstance(store, type) or not callable(getattr(store, "receive", None)):
-        raise InvalidRequestError(f"store must be a path, or a store such as SqliteStore, not {shown(store)}")
+    if isinstance(store, type) or not callable(getattr(store, "receive_all", None)):
+        raise InvalidRequestError(
+            f"store must be a path, or a subclass of Store such as SqliteStore, not {shown(store)}"
+        )
     return store
 
 
