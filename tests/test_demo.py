@@ -109,6 +109,7 @@ def test_a_demo_whose_inbox_refuses_every_end_says_that_they_are_not_heard_yet(m
     def refuse(*_args, **_options):
         raise StoreError("no space left")
 
+    monkeypatch.setattr(SqliteStore, "receive_all", refuse)
     monkeypatch.setattr(SqliteStore, "receive", refuse)
     on_terminal(monkeypatch)
     result = run(*ARGUMENTS, "--out", tmp_path)
