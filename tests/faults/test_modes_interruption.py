@@ -24,7 +24,6 @@ from raising import Raising
 from sampling_async import OutagePolicy, SamplingError
 from sampling_async._pacing.outage import Away, Outage
 from sampling_async._protocol.requests import bulk_invite
-from sampling_async._wire.track import Track
 
 SENDING = {
     "_calls/call.py",
@@ -59,10 +58,10 @@ class Struck:
     """
 
     def __init__(self, server: FaultServer, raising: Raising, *, backend: str, warm: bool) -> None:
-        self.raising, self.track = raising, Track()
+        client = client_of(server.url)
+        self.raising, self.track = raising, client._caller.track("bulk_invite")
         self.caught: BaseException | None = None
         self._member, self._ledger = f"m{raising.at}", server.ledger
-        client = client_of(server.url)
 
         async def main() -> None:
             if warm:
