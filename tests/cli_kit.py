@@ -19,9 +19,7 @@ from typer.testing import CliRunner
 from sampling_async import _cli
 from sampling_async._cli import _campaign_run, _campaign_view, _connection, _rendering, _sources
 from sampling_async._cli._commands import app_for
-from sampling_async._cli._panel_files import write_panel
-from sampling_async.simulator import AGE_BANDS
-from sampling_async.simulator._questions import question_ids
+from sampling_async._cli._simulation import write_panel
 
 if TYPE_CHECKING:
     import io
@@ -87,7 +85,7 @@ def commands(group=None, before=""):
 
 def panel_file(simulator, path: Path) -> Path:
     """Write the members of a simulator as a panel."""
-    write_panel(simulator.members.values(), question_ids(), AGE_BANDS, path)
+    write_panel(simulator.members.values(), path)
     return path
 
 

@@ -789,6 +789,19 @@ def test_a_missing_simulator_extra_is_named_with_what_to_install(command, monkey
     assert f'pip install "sampling-async[{extras}]"' in result.stderr
 
 
+def test_simulate_writes_lines_of_json_without_the_extra_of_panels(tmp_path, monkeypatch):
+    for name in ("numpy", "pyarrow", "sampling_async._cli._panel_files"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(Simulator, "run", lambda *_, **__: None)
+    file = tmp_path / "panel.jsonl"
+    result = run("simulate", "--port", 0, "--members", 3, "--members", file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert len(file.read_text().splitlines()) == 3
+    result = run("simulate", "--port", 0, "--members", tmp_path / "panel.parquet")
+    assert result.exit_code == 2
+    assert "panel.parquet needs pyarrow" in result.stderr
+
+
 def test_a_full_disk_does_not_lose_the_account(sim):
     """Requests were sent, even if their outcomes could not be written."""
     asked = quota_ids(sim, 40)

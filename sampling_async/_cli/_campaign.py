@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from sampling_async._cli._campaign_options import InviteFormat, LimitOptions, RunOptions, Settings
-from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
+from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import argument, flag, option, quietable, takes
+from sampling_async._cli._options import argument, flag, option, takes
 from sampling_async._cli._tally import USAGE
 
 _DEFAULT: Final = "run"
@@ -58,8 +58,7 @@ PanelAgain = Annotated[str | None, argument("PANEL", "The panel. Default: the on
 
 
 @app.command(cls=Command)
-@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions)
-@quietable
+@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quietable=True)
 def run(
     panel_: Panel = None,
     *,
@@ -82,8 +81,7 @@ def run(
 
 
 @app.command("top-up", cls=Command)
-@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions)
-@quietable
+@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quietable=True)
 def top_up(
     folder: Folder,
     panel_: PanelAgain = None,
@@ -134,8 +132,7 @@ def limit(limits: LimitOptions, folder: Folder, *, as_json: AsJSON = False) -> N
 
     The value none takes a limit away. Without options, nothing is changed.
     """
-    loaded = _loaded()
-    loaded.change_limits(folder, ended_by_failure(limits.changes), as_json=as_json)
+    _loaded().change_limits(folder, limits.changes(), as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -145,7 +142,7 @@ def status(folder: Folder, *, as_json: AsJSON = False) -> None:
 
 
 @app.command(cls=Command)
-@quietable
+@takes(quietable=True)
 def report(
     folder: Folder,
     *,

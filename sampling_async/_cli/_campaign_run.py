@@ -21,7 +21,7 @@ from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign_options import LimitOptions, RunOptions, SavedOptions, Settings
 from sampling_async._cli._campaign_view import Display, RunMetrics
-from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
+from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._panel_files import read_inventory
 from sampling_async._cli._signals import SignalHandler
@@ -64,7 +64,6 @@ def ledger_in(folder: Path) -> Path:
 
 
 def saved_in(ledger: CampaignLedger) -> SavedOptions:
-    """Return what a campaign keeps beside its plan."""
     return SavedOptions.from_json(ledger.fact(_SAVED))
 
 
@@ -90,40 +89,32 @@ class _RunnableCampaign:
         return f"{pairs}, up to {self.most:,} invites"
 
 
-@frozen
+@define
 class CampaignJob:
     service: ServiceOptions
     folder: Path
     given: Settings
     limits: LimitOptions
     options: RunOptions
-    _keys: list[str] = field(factory=list[str], init=False, repr=False)
-
-    def run(self, panel: str | None) -> NoReturn:
-        """Run the campaign, after a plan if there is none."""
-        self._go(ended_by_failure(lambda: self._begun(panel)))
-
-    def top_up(self, panel: str | None) -> NoReturn:
-        """Plan anew in the ledger, and run that."""
-        self._go(ended_by_failure(lambda: self._topped_up(panel)))
-
-    # --- The plan
+    _known_key: str = field(default="", init=False, repr=False)
 
     @property
     def _ledger(self) -> Path:
         return self.folder / LEDGER
 
-    def _begun(self, panel: str | None) -> _RunnableCampaign:
+    # --- The plan
+
+    def run(self, panel: str | None) -> NoReturn:
+        """Run the campaign, after a plan if there is none."""
         require_own_folder(self.folder, self._ledger)
         changes, given = self.limits.changes(), _absolute(self.given)
-        panel = _absolute_panel(panel)
-        known = None
+        panel, known = _absolute_panel(panel), None
         if self._ledger.exists():
             known = with_ledger(self._ledger, lambda ledger: saved_in(ledger) if ledger.plan else None)
         if known is not None:
             known.refuse_another_plan(panel, given, self.folder)
             saved = _checked(evolve(known, settings=given.over(known.settings)))
-            return self._saved(saved, changes)
+            self._go(self._saved(saved, changes))
         if panel is None:
             raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
         saved = _checked(SavedOptions(panel=panel, settings=given.over(SavedOptions().settings)))
@@ -133,9 +124,10 @@ class CampaignJob:
         except OSError as exc:
             raise InvalidRequestError(f"--out {self.folder}: {exc.strerror}") from None
         self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
-        return self._saved(saved, {})
+        self._go(self._saved(saved, {}))
 
-    def _topped_up(self, panel: str | None) -> _RunnableCampaign:
+    def top_up(self, panel: str | None) -> NoReturn:
+        """Plan anew in the ledger, and run that."""
         require_own_folder(self.folder, self._ledger)
         changes = self.limits.changes()
         known = with_ledger(ledger_in(self.folder), saved_in)
@@ -145,7 +137,7 @@ class CampaignJob:
         settings = _absolute(self.given).over(known.settings)
         saved = _checked(SavedOptions(panel=panel, settings=settings))
         self._plan(saved, Campaign.top_up)
-        return self._saved(saved, changes)
+        self._go(self._saved(saved, changes))
 
     def _plan(
         self, saved: SavedOptions, make: Callable[[Campaign], Any], *, limits: Limits | None = None
@@ -181,9 +173,8 @@ class CampaignJob:
 
     def _key(self) -> str:
         """Return the key; prompt for it only once."""
-        if not self._keys:
-            self._keys.append(self.service.ready())
-        return self._keys[0]
+        self._known_key = self._known_key or self.service.ready()
+        return self._known_key
 
     def _saved(self, saved: SavedOptions, changes: dict[str, Any]) -> _RunnableCampaign:
         """Save what later commands need, and return the campaign as its ledger has it."""
@@ -209,13 +200,13 @@ class CampaignJob:
             view.show_plan(ready.plan)
         if self.options.dry_run:
             if show.as_lines(self.options.as_json):
-                ended_by_failure(lambda: show.emit_json(view.plan_json(ready.plan)))
+                show.emit_json(view.plan_json(ready.plan))
             show.note(self._nothing_requested)
             raise typer.Exit(DONE)
         if not ready.plan.pairs:
             fail("no member matches a quota with room, so there is nothing to request", INCOMPLETE)
         if not ready.has_run and not self.options.yes:
-            ended_by_failure(lambda: self._ask(ready))
+            self._ask(ready)
         as_lines = show.as_lines(self.options.as_json) or not show.errors().is_terminal
         asking = _ShownRun(self.folder, ready, as_lines)
         self.service.call(asking.work, key=self._key())
@@ -261,12 +252,8 @@ def _checked(saved: SavedOptions) -> SavedOptions:
 
 
 def _absolute(settings: Settings) -> Settings:
-    bands, store = settings.bands, settings.notifications
-    return evolve(
-        settings,
-        bands=None if bands is None else bands.absolute(),
-        notifications=None if store is None else store.absolute(),
-    )
+    paths: dict[str, Any] = {"bands": settings.bands, "notifications": settings.notifications}
+    return evolve(settings, **{name: path.absolute() for name, path in paths.items() if path is not None})
 
 
 def _absolute_panel(panel: str | None) -> str | None:
@@ -316,33 +303,28 @@ class _ShownRun:
 
     async def _run(self, client: SamplingClient) -> None:
         async with following(client, self._settings) as live:
-            campaign = self._campaign(client, live)
-            async with campaign.run() as run:
+            async with self._campaign(client, live).run() as run:
                 self._signals.on_first_signal = partial(self._stop, run)
                 self._campaign_run = run
                 self._metrics = RunMetrics(run, client, self.ready.plan.currency_id)
-                await self._shown(run, self._metrics)
+                self._display = Display(self._metrics.read, as_lines=self.as_lines)
+                # Kept, because a task group would raise it inside an ExceptionGroup.
+                failure: Exception | None = None
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._display.keep)
+                    try:
+                        async for outcome in run:
+                            self._metrics.add(outcome)
+                    except Exception as exc:  # noqa: BLE001  raised below
+                        failure = exc
+                    tasks.cancel_scope.cancel()
+                if failure is not None:
+                    raise failure
             self._signals.on_first_signal = None
 
     def _campaign(self, client: SamplingClient, live: LiveIndex | None = None) -> Campaign:
         max_turns = self._settings.max_turns or 3
         return Campaign(client, inventory=live, ledger=self.folder / LEDGER, max_turns=max_turns)
-
-    async def _shown(self, run: CampaignRun, metrics: RunMetrics) -> None:
-        self._display = Display(metrics.read, as_lines=self.as_lines)
-        # Kept, because a task group would raise them inside an ExceptionGroup.
-        failures: list[Exception] = []
-        with self._display:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._display.keep)
-                try:
-                    async for outcome in run:
-                        metrics.add(outcome)
-                except Exception as exc:  # noqa: BLE001  raised below
-                    failures.append(exc)
-                tasks.cancel_scope.cancel()
-        if failures:
-            raise failures[0]
 
     def _stop(self, run: CampaignRun) -> None:
         """After a signal, send no more requests; wait some seconds for those in flight."""
@@ -402,14 +384,14 @@ async def following(client: SamplingClient, settings: Settings) -> AsyncGenerato
 
 
 def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
-    """Do something with the ledger of a campaign; a failure ends the program."""
+    """Do something with the ledger of a campaign, which must have a plan."""
 
     def planned(ledger: CampaignLedger) -> T:
         if not ledger.plan:
             raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
         return work(ledger)
 
-    return ended_by_failure(lambda: with_ledger(ledger_in(folder), planned))
+    return with_ledger(ledger_in(folder), planned)
 
 
 def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> None:
@@ -421,7 +403,7 @@ def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> No
 
     limits, is_running = _in_ledger(folder, change)
     if show.as_lines(as_json):
-        ended_by_failure(lambda: show.emit_json(view.limits_json(limits, is_running=is_running)))
+        show.emit_json(view.limits_json(limits, is_running=is_running))
     else:
         view.show_limits(limits, is_running=is_running)
 
@@ -429,7 +411,7 @@ def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> No
 def show_status(folder: Path, *, as_json: bool) -> None:
     summary = _in_ledger(folder, lambda ledger: summary_of(ledger, LESSONS))
     if show.as_lines(as_json):
-        ended_by_failure(lambda: show.emit_json(view.summary_json(summary)))
+        show.emit_json(view.summary_json(summary))
     else:
         view.show_summary(summary, show.screen())
 

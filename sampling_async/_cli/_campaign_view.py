@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from contextlib import nullcontext
 from datetime import timedelta
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from attrs import asdict, frozen
@@ -115,34 +116,25 @@ class RunMetrics:
 
 
 class Display:
-    """Shows a run: live on a terminal, and as lines of JSON on stdout. A context manager."""
+    """Shows a run: live on a terminal, and as lines of JSON on stdout."""
 
     def __init__(self, read: Callable[[], Figures], *, as_lines: bool) -> None:
         self._read, self._as_lines = read, as_lines
-        console = show.stderr_console()
-        # Lines of JSON and a live display on one screen would write into each other.
-        is_live = console.is_terminal and not console.quiet and (not as_lines or show.stdout_is_file())
-        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
-        self._is_live = is_live
-        self._line_due = time.monotonic() + _LINES
-
-    def __enter__(self) -> Self:
-        if self._is_live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_live:
-            self._live.stop()
 
     async def keep(self) -> None:
-        while True:
-            if self._is_live:
-                self._live.update(figures_view(self._read()), refresh=True)
-            if self._as_lines and not show.is_quiet() and time.monotonic() >= self._line_due:
-                self._line_due += _LINES
-                self.write_line()
-            await anyio.sleep(_REDRAWN)
+        """Keep it up to date, until this is cancelled."""
+        console, line_due = show.stderr_console(), time.monotonic() + _LINES
+        # Lines of JSON and a live display on one screen would write into each other.
+        is_live = console.is_terminal and not console.quiet and (not self._as_lines or show.stdout_is_file())
+        live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+        with live if is_live else nullcontext():
+            while True:
+                if is_live:
+                    live.update(figures_view(self._read()), refresh=True)
+                if self._as_lines and not show.is_quiet() and time.monotonic() >= line_due:
+                    line_due += _LINES
+                    self.write_line()
+                await anyio.sleep(_REDRAWN)
 
     def write_line(self) -> None:
         """Write a line of JSON, if lines are wanted. A reader that went away does not end a campaign."""
@@ -235,9 +227,15 @@ def _grid(rows: Mapping[str, str | Text]) -> Table:
 def figures_view(figures: Figures) -> Table:
     """Return what a live display shows: lines that are never wrapped, so that it does not flicker."""
     table = Table.grid(Column(no_wrap=True, overflow="ellipsis"), padding=(0, 1, 0, 0))
-    pairs = figures.pairs
+    pairs, state = figures.pairs, _WORDS.get(figures.state, figures.state)
     done = pairs.planned - pairs.pending
-    table.add_row(_head(figures, done))
+    head = Table.grid(*(Column(no_wrap=True) for _ in range(3)), padding=(0, 1, 0, 0))
+    head.add_row(
+        Text(f"{state:<{_WIDEST}}", style=_STATES.get(figures.state, "bold")),
+        ProgressBar(total=max(pairs.planned, 1), completed=done, width=_BAR),
+        f"{done:,}/{pairs.planned:,} pairs  {done / max(pairs.planned, 1):.0%}",
+    )
+    table.add_row(head)
     counts = [f"{pairs.invited:,} invited", f"{pairs.rejected:,} rejected", f"{pairs.skipped:,} skipped"]
     line = Text(f"  {figures.members:,} members: " + ", ".join(counts))
     if doubtful := [f"{n:,} {w}" for w, n in (("unknown", pairs.unknown), ("not sent", pairs.not_sent)) if n]:
@@ -253,18 +251,6 @@ def figures_view(figures: Figures) -> Table:
     for code, result, count in figures.refusals[:_MOST_CODES]:
         table.add_row(Text(f"  {count:>9,}  ", "yellow").append_text(show.plain(code_name(code, result))))
     return table
-
-
-def _head(figures: Figures, done: int) -> Table:
-    planned = figures.pairs.planned
-    state = _WORDS.get(figures.state, figures.state)
-    row = Table.grid(*(Column(no_wrap=True) for _ in range(3)), padding=(0, 1, 0, 0))
-    row.add_row(
-        Text(f"{state:<{_WIDEST}}", style=_STATES.get(figures.state, "bold")),
-        ProgressBar(total=max(planned, 1), completed=done, width=_BAR),
-        f"{done:,}/{planned:,} pairs  {done / max(planned, 1):.0%}",
-    )
-    return row
 
 
 def figures_json(figures: Figures) -> dict[str, Any]:

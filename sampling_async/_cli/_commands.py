@@ -16,9 +16,9 @@ from sampling_async import Goal, InvalidRequestError, Journal, Repeats, Sampling
 from sampling_async._cli import _rendering as show
 from sampling_async._cli import _sources
 from sampling_async._cli._bulk_run import BulkRun, OutcomePrinter, of_many_members, of_one_member
-from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, ended_by_failure, fail
+from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import AsJSON, argument, flag, option, quietable, takes
+from sampling_async._cli._options import AsJSON, argument, flag, option, takes
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._sources import Items, QuotaIDs, RequestLines, number_of_ids
@@ -130,9 +130,9 @@ def quotas(
     if survey is not None and not surveys:
         fail(f"survey {survey} has no open quotas", INCOMPLETE)
     if as_json:
-        ended_by_failure(lambda: show.emit_all([evolve(inventory, surveys=surveys)]))
+        show.emit_all([evolve(inventory, surveys=surveys)])
     elif show.as_lines(wanted=False):
-        ended_by_failure(lambda: show.emit_all(surveys))
+        show.emit_all(surveys)
     else:
         screen = show.screen()
         screen.print(show.quotas_table(surveys, screen.width))
@@ -149,7 +149,7 @@ def settings(service: ServiceOptions, *, as_json: AsJSON = False) -> None:
     """Show the panel's settings; the reference data key is masked."""
     found = service.call(lambda client: client.get_settings())
     if show.as_lines(as_json):
-        ended_by_failure(lambda: show.emit_all(map(show.masked, found)))
+        show.emit_all(map(show.masked, found))
     else:
         show.print_pairs(show.setting_pairs(found))
 
@@ -162,14 +162,13 @@ def invite(
     """Request an invite of one member to one quota."""
     made = service.call(lambda client: client.generate_invite(member_code, quota_id))
     if show.as_lines(as_json):
-        ended_by_failure(lambda: show.emit_all([made]))
+        show.emit_all([made])
     else:
         show.print_pairs((name, show.plain(str(value))) for name, value in json.loads(to_json(made)).items())
 
 
 @app.command("bulk-invite", cls=Command)
-@takes(service=ServiceOptions)
-@quietable
+@takes(service=ServiceOptions, quietable=True)
 def bulk_invite(
     service: ServiceOptions,
     member_code: MemberCode,
@@ -229,8 +228,7 @@ def bulk_invite(
 
 
 @app.command("fan-out", cls=Command)
-@takes(service=ServiceOptions)
-@quietable
+@takes(service=ServiceOptions, quietable=True)
 def fan_out(
     service: ServiceOptions,
     requests: Annotated[
@@ -282,7 +280,7 @@ def _bulk(
 ) -> Tally:
     """Run the requests to their end and return the counts of outcomes."""
     written = None if journal is None else Journal(journal)
-    asked = ended_by_failure(lambda: work(written))
+    asked = work(written)
     tally, signals = Tally(), SignalHandler()
     shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
     service.call(BulkRun(asked, shown, signals).run)

@@ -88,7 +88,7 @@ class ServiceOptions:
     debug: bool = _option("", "Log every attempt on stderr.", "--debug", default=False)
 
     def call(self, work: Callable[[SamplingClient], Awaitable[T]], *, key: str | None = None) -> T:
-        """Run `work` with a client; if it fails, end the program."""
+        """Run `work` with a client."""
         known = self._key() if key is None else key
 
         async def run() -> T:
@@ -96,11 +96,11 @@ class ServiceOptions:
                 return await work(client)
 
         with attempts_logged() if self.debug else nullcontext():
-            return ended_by_failure(lambda: anyio.run(run))
+            return anyio.run(run)
 
     def ready(self) -> str:
         """Check address and panel and return the key, for commands that do other work before they call."""
-        ended_by_failure(self.whereto)
+        self.whereto()
         return self._key()
 
     def panel_of_profile(self) -> Profile | None:
@@ -158,10 +158,10 @@ class ServiceOptions:
 
     def _key(self) -> str:
         """Return the key from its place or a hidden prompt; an argument would be visible in `ps`."""
-        profile = ended_by_failure(self.panel_of_profile)
-        key = ended_by_failure(lambda: self.known_key(profile)) or asked_key(profile)
+        profile = self.panel_of_profile()
+        key = self.known_key(profile) or asked_key(profile)
         if not key and profile is not None:
-            fail(str(profile.no_key()), USAGE)
+            raise profile.no_key()
         if not key:
             fail(f"the API key is missing; set the environment variable {KEY_VARIABLE}", USAGE)
         return key

@@ -32,7 +32,7 @@ from sampling_async import (
 )
 from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import ServiceOptions, asked_key, ended_by_failure
+from sampling_async._cli._connection import ServiceOptions, asked_key
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse, Verdict, without_guids
 from sampling_async._cli._options import given, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE
@@ -101,9 +101,9 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     The output holds no key, no PanelGUID and no member code. The exit code is
     1 if a check failed, and 0 if there are only warnings.
     """
-    profile = ended_by_failure(service.panel_of_profile)
-    key = ended_by_failure(lambda: service.known_key(profile)) or asked_key(profile)
-    expected = ended_by_failure(options.expected_urls)
+    profile = service.panel_of_profile()
+    key = service.known_key(profile) or asked_key(profile)
+    expected = options.expected_urls()
     is_silent, screen = show.as_lines(options.as_json), show.screen()
     findings: list[Finding] = []
 
@@ -112,10 +112,10 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
         if not (is_silent or (options.quiet and finding.verdict in {"ok", "skipped"})):
             screen.print(row(finding))
 
-    ended_by_failure(lambda: _examine(service, profile, key, expected, report))
+    _examine(service, profile, key, expected, report)
     verdict = worst(findings)
     if is_silent and (options.as_json or not options.quiet or verdict != "ok"):
-        ended_by_failure(lambda: show.emit_json(document(findings, service.profile)))
+        show.emit_json(document(findings, service.profile))
     elif not (is_silent or options.quiet):
         screen.print("", closing_text(findings), sep="\n")
     raise typer.Exit(INCOMPLETE if verdict == "fail" else DONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import cleandoc
 from shutil import get_terminal_size
 from textwrap import indent
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from sampling_async._cli._connection import ended_by_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,11 +145,15 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class Command(TyperCommand):
-    """A command whose help ends with its examples."""
+    """A command whose help ends with its examples, and whose failure is one line on stderr and an exit code."""
 
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return --help without a type: it takes no value."""
-        return _without_type(super().get_help_option(ctx))
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options, --help without a type: it takes no value."""
+        return _without_types(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, and end the program if that fails."""
+        return ended_by_failure(partial(super().invoke, ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help, then the examples unwrapped: wrapping would break a pipe in the middle."""
@@ -165,26 +172,16 @@ class Command(TyperCommand):
             formatter.write("\n" + indent(example, "   ") + "\n")
 
 
-_OF_COMPLETION: Final = frozenset({"install_completion", "show_completion"})
-
-
 class Group(TyperGroup):
     """The group of all commands."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options, those for completion without a type: they take no value."""
-        params = super().get_params(ctx)
-        for each in params:
-            if each.name in _OF_COMPLETION:
-                _without_type(each)
-        return params
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return --help without a type: it takes no value."""
-        return _without_type(super().get_help_option(ctx))
+        """Return the options, --help and those for completion without a type: they take no value."""
+        return _without_types(super().get_params(ctx))
 
 
-def _without_type(option: Any) -> Any:
-    if option is not None:
-        option.metavar = ""
-    return option
+def _without_types(params: Any) -> Any:
+    for each in params:
+        if each.name in {"help", "install_completion", "show_completion"}:
+            each.metavar = ""
+    return params

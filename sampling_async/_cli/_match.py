@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
+from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._match_options import MatchOptions
-from sampling_async._cli._options import argument, quietable, takes
+from sampling_async._cli._options import argument, takes
 from sampling_async._cli._tally import USAGE
 
 
-@takes(options=MatchOptions, service=ServiceOptions)
-@quietable
+@takes(options=MatchOptions, service=ServiceOptions, quietable=True)
 def match(
     service: ServiceOptions,
     options: MatchOptions,
@@ -37,4 +36,4 @@ def match(
         from sampling_async._cli._match_run import MatchRun  # noqa: PLC0415  numpy, pyarrow: an extra
     except ModuleNotFoundError as exc:
         fail(f"match needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
-    ended_by_failure(lambda: MatchRun(service, members, options).run())
+    MatchRun(service, members, options).run()

@@ -116,6 +116,13 @@ def bands_file(panel: Path) -> Path:
     return panel.with_name(panel.stem + BANDS_SUFFIX) if panel.name else Path(BANDS_SUFFIX)
 
 
+def check_place(option: str, output: Path) -> None:
+    if output.is_dir():
+        raise InvalidRequestError(f"{option} {output} is a folder")
+    if not output.absolute().parent.is_dir():
+        raise InvalidRequestError(f"{option} {output}: the folder does not exist")
+
+
 def _bands(file: Path) -> dict[int, tuple[int, int]]:
     try:
         read: Any = json.loads(file.read_bytes())

@@ -18,9 +18,9 @@ from rich.text import Text
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import ServiceOptions, ended_by_failure, fail
+from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import argument, flag, given, option, quietable, takes
+from sampling_async._cli._options import argument, flag, given, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async.notifications import (
     Completion,
@@ -121,8 +121,8 @@ def serve(
     if find_spec("uvicorn") is None:
         fail('uvicorn missing: pip install "sampling-async[notifications]"', USAGE)
     opened = SqliteStore(store)
-    inbox = ended_by_failure(lambda: guard.inbox(opened))
-    ended_by_failure(lambda: _until_ctrl_c(_serve(inbox, opened, host, port, public_url, as_json=as_json)))
+    inbox = guard.inbox(opened)
+    _until_ctrl_c(_serve(inbox, opened, host, port, public_url, as_json=as_json))
 
 
 def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
@@ -170,13 +170,13 @@ def show_facts(
 ) -> None:
     """Show what was received: each fact once, however often it came."""
     facts = (fact for fact in _facts(store, kind) if everything or fact.validity is not Validity.STALE)
-    ended_by_failure(lambda: _show(facts, as_json=as_json))
+    _show(facts, as_json=as_json)
 
 
 @app.command(cls=Command)
 def dead(*, store: StoreFile, as_json: AsJSON = False) -> None:
     """Show the dead facts: their handler has given up. `replay` makes them pending again."""
-    ended_by_failure(lambda: _show(_facts(store, None, State.DEAD), as_json=as_json))
+    _show(_facts(store, None, State.DEAD), as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -191,11 +191,11 @@ def tail(*, store: StoreFile, kind: Only = None) -> None:
                 show.emit_json(_fact_json(fact))
             await asyncio.sleep(_POLL_SECONDS)
 
-    ended_by_failure(lambda: _until_ctrl_c(follow()))
+    _until_ctrl_c(follow())
 
 
 @app.command(cls=Command)
-@quietable
+@takes(quietable=True)
 def replay(
     fact_ids: Annotated[
         list[int] | None, argument("FACT_ID", "Facts to handle again, handled ones too.", min=1)
@@ -204,17 +204,13 @@ def replay(
     store: StoreFile,
 ) -> None:
     """Make facts pending again: those named, or all dead ones."""
-
-    def again() -> int:
-        return run_once(existing_store(store), lambda opened: opened.replay(fact_ids))
-
-    count = ended_by_failure(again)
+    count = run_once(existing_store(store), lambda opened: opened.replay(fact_ids))
     show.note(f"Due to their handlers again: {count:,}")
     raise typer.Exit(DONE if count or not fact_ids else INCOMPLETE)
 
 
 @app.command(cls=Command)
-@quietable
+@takes(quietable=True)
 def prune(
     *,
     store: StoreFile,
@@ -228,7 +224,7 @@ def prune(
     not understood. The file keeps its size and has free room.
     """
     before = datetime.now(UTC) - timedelta(days=days)
-    count = ended_by_failure(lambda: existing_store(store).prune(before))
+    count = existing_store(store).prune(before)
     show.note(f"Receipts deleted: {count:,}")
 
 
@@ -255,14 +251,14 @@ def settings(
     if not store.exists():
         typer.echo(f"{store} is a new store, with new secrets; `serve` must get the same file", err=True)
     opened = SqliteStore(store)
-    secrets = ended_by_failure(lambda: rotate_secrets(opened) if rotate else kept_secrets(opened))
-    base = public_url or ended_by_failure(lambda: run_once(opened, SqliteStore.url)) or _SERVED_AT
-    urls = ended_by_failure(lambda: Inbox(opened, secrets=secrets).urls(base))
+    secrets = rotate_secrets(opened) if rotate else kept_secrets(opened)
+    base = public_url or run_once(opened, SqliteStore.url) or _SERVED_AT
+    urls = Inbox(opened, secrets=secrets).urls(base)
     is_given = service.base_url or service.profile
     found = service.call(lambda client: client.get_settings()) if is_given else None
     verdicts = {kind: _verdict(found, kind, url) for kind, url in urls.items()}
     if show.as_lines(as_json):
-        ended_by_failure(lambda: show.emit_json(urls))
+        show.emit_json(urls)
         for kind, verdict in verdicts.items():
             if verdict is not None:
                 typer.echo(f"{kind.setting}: {verdict}", err=True)

@@ -40,21 +40,38 @@ def argument(metavar: str, help_text: str, **more: Any) -> Any:
 AsJSON: TypeAlias = Annotated[bool, flag("Print JSON lines, on a terminal too.", "--json")]
 
 
-def takes(**groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+_QUIET: Final = inspect.Parameter(
+    "quiet",
+    inspect.Parameter.KEYWORD_ONLY,
+    annotation=Annotated[
+        bool,
+        flag("Write no progress, notes and summaries to stderr. Warnings and errors remain.", "--quiet", "-q"),
+    ],
+    default=False,
+)
+
+
+def takes(
+    *, quietable: bool = False, **groups: type[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add groups of options to a command: `@takes(service=ServiceOptions)` passes them as one `service`.
 
     A group is an attrs class whose fields were made by `given`. The help lists them after the command's own
-    options, in the order of the groups.
+    options, in the order of the groups. A `quietable` command writes progress, notes or a summary to stderr: it
+    gets --quiet too.
     """
     options = {name: _parameters(cls) for name, cls in groups.items()}
 
     def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
-        parameters = [*own, *(each for some in options.values() for each in some)]
+        quiet = [_QUIET] if quietable else []
+        parameters = [*own, *quiet, *(each for some in options.values() for each in some)]
 
         @wraps(command)
         def grouped(**values: Any) -> None:
+            if quietable:
+                show.set_quiet(values.pop("quiet"))
             made = {
                 name: groups[name](**{each.name: values.pop(each.name) for each in some})
                 for name, some in options.items()
@@ -67,32 +84,6 @@ def takes(**groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., 
         return grouped
 
     return with_groups
-
-
-_QUIET: Final = inspect.Parameter(
-    "quiet",
-    inspect.Parameter.KEYWORD_ONLY,
-    annotation=Annotated[
-        bool,
-        flag("Write no progress, notes and summaries to stderr. Warnings and errors remain.", "--quiet", "-q"),
-    ],
-    default=False,
-)
-
-
-def quietable(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --quiet to a command that writes progress, notes or a summary to stderr."""
-    signature = inspect.signature(command, eval_str=True)
-
-    @wraps(command)
-    def quieted(*, quiet: bool, **values: Any) -> None:
-        show.set_quiet(quiet)
-        command(**values)
-
-    parameters = [*signature.parameters.values(), _QUIET]
-    quieted.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    quieted.__annotations__ = {each.name: each.annotation for each in parameters}
-    return quieted
 
 
 def _parameters(cls: type[Any]) -> list[inspect.Parameter]:

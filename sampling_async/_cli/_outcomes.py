@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import partial
 from importlib import import_module
 from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated, Final
@@ -17,9 +16,8 @@ from rich.text import Text
 
 from sampling_async import DecodeError, InvalidRequestError, Invite, InviteOutcome, Journal, from_json
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import ended_by_failure
 from sampling_async._cli._notifications import existing_store
-from sampling_async._cli._options import flag, option, quietable
+from sampling_async._cli._options import flag, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._private_files import written_whole
 from sampling_async.notifications import OutcomeLedger, SurveyEnding
@@ -53,7 +51,7 @@ _COLUMNS: Final = (
 )
 
 
-@quietable
+@takes(quietable=True)
 def outcomes(
     *,
     store: Annotated[Path, option("FILE", "The file of `notifications serve`.", "--store")],
@@ -85,18 +83,18 @@ def outcomes(
         show.note(f"{store} is a new store: it has no notifications yet")
     ledger = OutcomeLedger(store)
     for file in invites or ():
-        count = ended_by_failure(partial(_record, ledger, file))
+        count = _record(ledger, file)
         show.note(f"New invites from {file}: {count:,}")
-    ended_by_failure(lambda: existing_store(store))
+    existing_store(store)
     if output is not None:
-        ended_by_failure(lambda: _write(ledger, output))
+        _write(ledger, output)
         return
     if rows or uninvited or overdue is not None:
-        found = ended_by_failure(lambda: list(_selected(ledger, overdue, is_uninvited=uninvited)))
-        ended_by_failure(lambda: _show_rows(found, as_json=as_json))
+        found = list(_selected(ledger, overdue, is_uninvited=uninvited))
+        _show_rows(found, as_json=as_json)
         raise typer.Exit(INCOMPLETE if found and not rows else DONE)
-    funnel = ended_by_failure(ledger.read_funnel)
-    ended_by_failure(lambda: _show_funnel(funnel, as_json=as_json))
+    funnel = ledger.read_funnel()
+    _show_funnel(funnel, as_json=as_json)
 
 
 def _record(ledger: OutcomeLedger, file: Path) -> int:

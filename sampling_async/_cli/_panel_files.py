@@ -1,4 +1,4 @@
-"""Read inventories from files, and write the results of matching and simulated panels."""
+"""Read inventories from files, and write the results of matching."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async import DecodeError, InvalidRequestError, Quotas, Survey, from_json
-from sampling_async._cli._match_options import bands_file
+from sampling_async._cli._match_options import check_place
 from sampling_async._private_files import written_whole
 from sampling_async.matching.panel import alike, is_query
 from sampling_async.matching.panel._arrow import pa
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from sampling_async.simulator import SimulatedMember
 
 _DOCUMENT: Final = re.compile(rb'"Surveys"\s*:')
 _HEAD_BYTES: Final = 4096
@@ -66,66 +64,6 @@ def _surveys(name: str, body: bytes) -> Iterator[Survey]:
                 raise InvalidRequestError(f"{name}, line {number} is not a survey: {exc}; {_WAY_OUT}") from None
 
 
-_SUFFIXES: Final = (".parquet", ".jsonl")
-
-
-def check_panel_file(output: Path) -> None:
-    suffix = output.suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise InvalidRequestError(
-            f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {output}"
-        )
-    _check_place("--members", output)
-    if suffix == ".parquet":
-        try:
-            import_module("pyarrow")
-        except ModuleNotFoundError:
-            raise InvalidRequestError(
-                f"{output} needs pyarrow: python -m pip install 'sampling-async[panel]'; .jsonl needs nothing"
-            ) from None
-
-
-def _check_place(option: str, output: Path) -> None:
-    if output.is_dir():
-        raise InvalidRequestError(f"{option} {output} is a folder")
-    if not output.absolute().parent.is_dir():
-        raise InvalidRequestError(f"{option} {output}: the folder does not exist")
-
-
-def write_panel(
-    members: Iterable[SimulatedMember],
-    questions: Iterable[int],
-    bands: Mapping[int, tuple[int, int]],
-    output: Path,
-) -> Path:
-    """Write members, one row each, and beside them a file with the age bands; return that file."""
-    columns = tuple(questions)
-    rows = (_row(member, columns) for member in members)
-    if output.suffix.lower() == ".parquet":
-        write_rows(list(rows), output)
-    else:
-        with written_whole(output) as unfinished, unfinished.open("wb") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-    beside = bands_file(output)
-    with written_whole(beside) as unfinished:
-        unfinished.write_text(json.dumps(dict(bands)) + "\n", encoding="utf-8")
-    return beside
-
-
-def _row(member: SimulatedMember, questions: tuple[int, ...]) -> dict[str, Any]:
-    answers = {str(question_id): member.profile.get(question_id) for question_id in questions}
-    return {
-        "member_code": member.member_code,
-        "device_type": member.device_type_id,
-        "participations": [
-            {"survey_id": one.survey_id, "wave_id": one.wave_id, "status_id": one.status_id}
-            for one in member.participations
-        ],
-        # Sets are sorted, so that the same seed writes the same file.
-        **{name: sorted(each) if isinstance(each, frozenset) else each for name, each in answers.items()},
-    }
-
-
 csv: Final[Any] = import_module("pyarrow.csv")
 pq: Final[Any] = import_module("pyarrow.parquet")
 
@@ -151,7 +89,7 @@ def check_output(output: Path, panel: str, inventory: Path | None) -> None:
         raise InvalidRequestError(
             f"--output must end in {', '.join(OUTPUTS)}, which sets the format, not {output}"
         )
-    _check_place("--output", output)
+    check_place("--output", output)
     read = {"panel": None if is_query(panel) else Path(panel), "inventory": inventory}
     for name, path in read.items():
         if path is not None and path.exists() and output.exists() and output.samefile(path):
@@ -160,25 +98,23 @@ def check_output(output: Path, panel: str, inventory: Path | None) -> None:
 
 def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
     """Write results to a file, which appears only when it is complete."""
-    with written_whole(output) as unfinished:
-        _written(batches, schema, unfinished, output.suffix.lower())
-
-
-def _written(batches: Iterable[Any], schema: Any, path: Path, suffix: str) -> None:
-    if suffix == ".jsonl":
-        with path.open("wb") as file:
-            file.writelines(line + b"\n" for line in lines(batches))
-    elif suffix == ".parquet":
-        with pq.ParquetWriter(path, schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-    else:
-        kinds = {field.name: pa.string() if pa.types.is_list(field.type) else field.type for field in schema}
-        plain = pa.schema(kinds)
-        with csv.CSVWriter(path, plain) as writer:
-            for batch in batches:
-                columns = [_cells(column) for column in batch.columns]
-                writer.write_batch(pa.record_batch(columns, schema=plain))
+    suffix = output.suffix.lower()
+    with written_whole(output) as path:
+        if suffix == ".jsonl":
+            with path.open("wb") as file:
+                file.writelines(line + b"\n" for line in lines(batches))
+        elif suffix == ".parquet":
+            with pq.ParquetWriter(path, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+        else:
+            plain = pa.schema(
+                {each.name: pa.string() if pa.types.is_list(each.type) else each.type for each in schema}
+            )
+            with csv.CSVWriter(path, plain) as writer:
+                for batch in batches:
+                    columns = [_cells(column) for column in batch.columns]
+                    writer.write_batch(pa.record_batch(columns, schema=plain))
 
 
 def _cells(column: Any) -> Any:
@@ -193,9 +129,6 @@ def lines(batches: Iterable[Any], *, only_ascii: bool = False) -> Iterator[bytes
     for batch in batches:
         for row in batch.rename_columns([_KEYS[name] for name in batch.schema.names]).to_pylist():
             yield json.dumps(row, ensure_ascii=only_ascii, separators=(",", ":")).encode()
-
-
-# --- A panel to be written
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], output: Path) -> None:

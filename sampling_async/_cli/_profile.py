@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import (
-    asked_key,
-    ended_by_failure,
-    fail,
-    names_of_profiles,
-    somebody_is_there,
-)
+from sampling_async._cli._connection import asked_key, fail, names_of_profiles, somebody_is_there
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import AsJSON, argument, quietable
+from sampling_async._cli._options import AsJSON, argument, takes
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._profiles import CHOSEN, Profile, profiles_file, read_profile, read_profiles
 from sampling_async._wire.address import Secret, guid_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 app: Final = typer.Typer(
     cls=Group,
@@ -42,55 +33,50 @@ Name = Annotated[str, argument("NAME", "A profile.", autocompletion=names_of_pro
 @app.command("list", cls=Command)
 def list_profiles(*, as_json: AsJSON = False) -> None:
     """List the profiles of the file, and where each one's key is."""
-    profiles = ended_by_failure(read_profiles)
+    profiles = read_profiles()
     if show.as_lines(as_json):
-        ended_by_failure(lambda: _emit(profiles.values()))
+        for profile in profiles.values():
+            show.emit_json(_row(profile))
         return
     table = show.new_table("Profile", "Service", "Key", "")
     for name, profile in profiles.items():
         chosen = "chosen" if name == os.environ.get(CHOSEN) else ""
         table.add_row(show.plain(name), show.plain(profile.base_url), show.plain(_state(profile)), chosen)
     screen = show.screen()
-    screen.print(table)
-    screen.print()
+    screen.print(table, "")
     screen.print(show.plain(f"These profiles are in {profiles_file()}", "dim"), soft_wrap=True)
 
 
 @app.command("show", cls=Command)
 def show_profile(name: Name, *, as_json: AsJSON = False) -> None:
     """Show the settings of a profile, and whether its key is where it says."""
-    profile = ended_by_failure(lambda: read_profile(name))
+    profile = read_profile(name)
     if show.as_lines(as_json):
-        ended_by_failure(lambda: _emit([profile]))
+        show.emit_json(_row(profile))
     else:
         rows = {label: value for label, value in _row(profile).items() if value is not None}
         show.print_pairs((label, show.plain(str(value))) for label, value in rows.items())
 
 
 @app.command("set-key", cls=Command)
-@quietable
+@takes(quietable=True)
 def set_key(name: Name) -> None:
     """Store a profile's key in the keyring of the system, in place of an earlier one.
 
     You type the key, and it is not shown. Without a terminal, it is
     read from stdin.
     """
-
-    def store() -> Profile:
-        profile = _with_keyring(name)
-        profile.set_key(Secret.of(asked_key(profile) if somebody_is_there() else sys.stdin.readline().strip()))
-        return profile
-
-    profile = ended_by_failure(store)
+    profile = _with_keyring(name)
+    profile.set_key(Secret.of(asked_key(profile) if somebody_is_there() else sys.stdin.readline().strip()))
     show.note(f"The keyring has the key of {profile.account}")
 
 
 @app.command("forget-key", cls=Command)
-@quietable
+@takes(quietable=True)
 def forget_key(name: Name) -> None:
     """Remove a profile's key from the keyring of the system."""
-    profile = ended_by_failure(lambda: _with_keyring(name))
-    if not ended_by_failure(profile.forget_key):
+    profile = _with_keyring(name)
+    if not profile.forget_key():
         fail(f"the keyring has no key of {profile.account}", INCOMPLETE)
     show.note(f"The keyring has no key of {profile.account} any more")
 
@@ -104,11 +90,6 @@ def _with_keyring(name: str) -> Profile:
             "there in place of api_key_variable"
         )
     return profile
-
-
-def _emit(profiles: Iterable[Profile]) -> None:
-    for profile in profiles:
-        show.emit_json(_row(profile))
 
 
 def _row(profile: Profile) -> dict[str, Any]:

@@ -15,18 +15,23 @@ from urllib.parse import urlsplit
 
 import anyio
 import typer
-from attrs import frozen
+from attrs import asdict, frozen
 from rich.text import Text
 
 from sampling_async import DecodeError, InvalidRequestError
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import ended_by_failure, fail
-from sampling_async._cli._options import flag, given, option, quietable, takes
+from sampling_async._cli._connection import fail
+from sampling_async._cli._match_options import bands_file, check_place
+from sampling_async._cli._options import flag, given, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
+from sampling_async._private_files import written_whole
 from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
+
+    from sampling_async.simulator import SimulatedMember
 
 _of_latency: Final = partial(option, panel="Latency of the simulated service")
 _of_notify: Final = partial(given, panel="Notifications of the simulated service")
@@ -40,6 +45,7 @@ _BADLY: Final[dict[str, Any]] = {
     "terminated_late": 0.02,
     "reconciled": 0.02,
 }
+_SUFFIXES: Final = (".parquet", ".jsonl")
 _MOST_MEMBERS = 10_000_000
 _DIGITS = 8
 
@@ -145,39 +151,34 @@ def simulate(
     need_simulator()
     from sampling_async.simulator import Latency, Simulator  # noqa: PLC0415  an extra, and slow to load
 
-    size, files = ended_by_failure(lambda: _size_and_files(members or []))
-    planned = ended_by_failure(lambda: _faults_of(faults))
-    urls = ended_by_failure(notify.urls)
-
-    def made() -> Simulator:
-        try:
-            return Simulator(
-                seed,
-                surveys=surveys,
-                members=size,
-                latency=Latency(a=latency_base, b=latency_per_id, workers=workers),
-                faults=planned,
-                notifying=notify.notifying(),
-            )
-        except ValueError as exc:
-            raise InvalidRequestError(str(exc)) from None
-
-    simulator = ended_by_failure(made)
+    size, files = _size_and_files(members or [])
+    planned = _faults_of(faults)
+    urls = notify.urls()
+    try:
+        simulator = Simulator(
+            seed,
+            surveys=surveys,
+            members=size,
+            latency=Latency(a=latency_base, b=latency_per_id, workers=workers),
+            faults=planned,
+            notifying=notify.notifying(),
+        )
+    except ValueError as exc:
+        raise InvalidRequestError(str(exc)) from None
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
-    free_port = ended_by_failure(lambda: _free_port(host, port))
-    ended_by_failure(lambda: _write_panel(simulator, files))
+    free_port = _free_port(host, port)
+    for file in files:
+        write_panel(simulator.members.values(), file)
     if as_json:
-        ended_by_failure(lambda: show.emit_json(_service_json(simulator, host, free_port)))
+        show.emit_json(_service_json(simulator, host, free_port))
     else:
-        ended_by_failure(lambda: _show_service(simulator, host, free_port, files))
+        _show_service(simulator, host, free_port, files)
     with suppress(KeyboardInterrupt), sending(simulator, urls):  # the usual end
-        ended_by_failure(lambda: simulator.run(port=free_port, host=host))
+        simulator.run(port=free_port, host=host)
 
 
 def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:
     """Return what --members says: the number of members, and the files to write them to."""
-    from sampling_async._cli._panel_files import check_panel_file  # noqa: PLC0415  with the simulator
-
     numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
     files = tuple(Path(each) for each in given if each not in numbers)
     if len(numbers) > 1 or any(len(each) > _DIGITS or not 0 < int(each) <= _MOST_MEMBERS for each in numbers):
@@ -186,17 +187,49 @@ def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:
             f"{' '.join(numbers)[:40]}"
         )
     for file in files:
-        check_panel_file(file)
+        _check_panel_file(file)
     return int(numbers[0]) if numbers else 200, files
 
 
-def _write_panel(simulator: Any, files: tuple[Path, ...]) -> None:
-    from sampling_async._cli._panel_files import write_panel  # noqa: PLC0415  with the simulator
-    from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415
+def _check_panel_file(output: Path) -> None:
+    suffix = output.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise InvalidRequestError(
+            f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {output}"
+        )
+    check_place("--members", output)
+    if suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise InvalidRequestError(
+            f"{output} needs pyarrow: python -m pip install 'sampling-async[panel]'; .jsonl needs nothing"
+        )
+
+
+def write_panel(members: Iterable[SimulatedMember], output: Path) -> None:
+    """Write simulated members, one row each, and beside them a file with the age bands."""
+    from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415  an extra, and slow to load
     from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
 
-    for file in files:
-        write_panel(simulator.members.values(), question_ids(), AGE_BANDS, file)
+    rows = (_row(member, question_ids()) for member in members)
+    if output.suffix.lower() == ".parquet":
+        from sampling_async._cli._panel_files import write_rows  # noqa: PLC0415  numpy, pyarrow: an extra
+
+        write_rows(list(rows), output)
+    else:
+        with written_whole(output) as unfinished, unfinished.open("wb") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+    with written_whole(bands_file(output)) as unfinished:
+        unfinished.write_text(json.dumps(dict(AGE_BANDS)) + "\n", encoding="utf-8")
+
+
+def _row(member: SimulatedMember, questions: tuple[int, ...]) -> dict[str, Any]:
+    answers = {str(question_id): member.profile.get(question_id) for question_id in questions}
+    return {
+        "member_code": member.member_code,
+        "device_type": member.device_type_id,
+        "participations": [asdict(each) for each in member.participations],
+        # Sets are sorted, so that the same seed writes the same file.
+        **{name: sorted(each) if isinstance(each, frozenset) else each for name, each in answers.items()},
+    }
 
 
 def _faults_of(file: Path | None) -> tuple[Any, ...]:
@@ -260,7 +293,7 @@ def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] 
     screen.file.flush()
 
 
-@quietable
+@takes(quietable=True)
 def demo(
     *,
     members: Annotated[int, option("N", "The number of members.", min=1)] = 600,
@@ -285,11 +318,11 @@ def demo(
     from sampling_async._cli._demo import Demo  # noqa: PLC0415  needs the extras
     from sampling_async._cli._demo_view import findings_json, print_findings, run_shown  # noqa: PLC0415
 
-    folder = ended_by_failure(lambda: _demo_folder(out))
+    folder = _demo_folder(out)
     settings = Demo(folder=folder, seed=seed, members=members, surveys=surveys, faults=faults)
-    findings = ended_by_failure(lambda: anyio.run(run_shown, settings))
+    findings = anyio.run(run_shown, settings)
     if show.as_lines(as_json):
-        ended_by_failure(lambda: show.emit_json(findings_json(settings, findings)))
+        show.emit_json(findings_json(settings, findings))
     else:
         print_findings(show.screen(), findings, settings)
     raise typer.Exit(DONE if findings.agrees else INCOMPLETE)

@@ -50,41 +50,33 @@ class QuotaIDs:
     _member_code: str
     of_others: int = 0  # how many requests of other members were skipped
     _begun: bytes = b""
-    _words: _Words | None = None
-    _lines: RequestLines | None = None
+    _parser: _Words | RequestLines | None = None
 
     def feed(self, block: bytes) -> Iterator[int]:
-        """Yield the IDs that are complete after this block."""
         # The first byte that is not blank decides between words and lines. Until it comes, blanks are kept.
-        if self._words is None and self._lines is None:
+        if self._parser is None:
             block = self._begun + block
             head = block.lstrip(BLANK)
             if not head:
                 self._begun = block
                 return
             if head.startswith(b"{"):
-                self._lines = RequestLines(self._name)
+                self._parser = RequestLines(self._name)
             else:
-                self._words, block = _Words(self._name), block.removeprefix(b"\xef\xbb\xbf")
-        if self._words is not None:
-            yield from self._words.feed(block)
-        elif self._lines is not None:
-            for request in self._lines.feed(block):
-                yield from self._of_member(request.member_code, request.quota_ids)
+                self._parser, block = _Words(self._name), block.removeprefix(b"\xef\xbb\xbf")
+        yield from self._ids_among(self._parser.feed(block))
 
     def end(self) -> Iterator[int]:
-        """Yield the last ID, or the IDs of the last line."""
-        if self._words is not None:
-            yield from self._words.end()
-        elif self._lines is not None:
-            for request in self._lines.end():
-                yield from self._of_member(request.member_code, request.quota_ids)
+        yield from self._ids_among(() if self._parser is None else self._parser.end())
 
-    def _of_member(self, member_code: str, quota_ids: Iterable[int]) -> Iterator[int]:
-        if member_code == self._member_code:
-            yield from quota_ids
-        else:
-            self.of_others += 1
+    def _ids_among(self, items: Iterable[int | InviteRequest]) -> Iterator[int]:
+        for item in items:
+            if isinstance(item, int):
+                yield item
+            elif item.member_code == self._member_code:
+                yield from item.quota_ids
+            else:
+                self.of_others += 1
 
 
 @define
@@ -142,7 +134,6 @@ class RequestLines:
     _size: int = 0
 
     def feed(self, block: bytes) -> Iterator[InviteRequest]:
-        """Yield the requests whose lines end in this block."""
         whole, newline, rest = block.rpartition(b"\n")
         if newline:
             lines = b"".join([*self._begun, whole]).split(b"\n")
@@ -157,7 +148,6 @@ class RequestLines:
             )
 
     def end(self) -> Iterator[InviteRequest]:
-        """Yield the request of a last line that does not end in a newline."""
         return self._read([b"".join(self._begun)])
 
     def _read(self, lines: Sequence[bytes]) -> Iterator[InviteRequest]:
@@ -185,7 +175,6 @@ def number_of_ids(path: Path) -> int | None:
 
 
 def _hint(line: bytes) -> str:
-    """Return a hint at the format of a line that is not JSON."""
     if line.startswith(b"PAR1"):
         return "; this is Parquet: `match --requests 20 --output FILE.jsonl` writes lines"
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -224,11 +213,9 @@ class Parser(Protocol[T_co]):
 
     def feed(self, block: bytes, /) -> Iterator[T_co]:
         """Yield the items that are complete after this block."""
-        ...
 
     def end(self) -> Iterator[T_co]:
         """Yield the items that are known to be complete only at the end of the input."""
-        ...
 
 
 def stdin_is_terminal() -> bool:

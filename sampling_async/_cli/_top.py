@@ -17,7 +17,7 @@ from rich.text import Text
 
 from sampling_async import InvalidRequestError, __version__
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import ended_by_failure, fail
+from sampling_async._cli._connection import fail
 from sampling_async._cli._options import argument, flag, option
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 
@@ -59,7 +59,7 @@ def top(
     if not every <= _LONGEST_PAUSE:  # so that nan is refused too
         fail(f"--every takes seconds up to {_LONGEST_PAUSE:.0f}, which is a day", USAGE)
     looks = _looks(path, every, is_once=once)
-    first = ended_by_failure(lambda: next(looks))
+    first = next(looks)
     if show.as_lines(as_json):
         for state in chain([first], looks):
             show.emit_json(state)
