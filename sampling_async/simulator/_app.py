@@ -6,11 +6,11 @@ import json
 import zlib
 from functools import partial
 from importlib.resources import files
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import attrs
+from attrs import define, field
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from sampling_async.simulator._transport import connection_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from random import Random
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -60,6 +61,7 @@ class RawPath:
         await self._app(scope, receive, send)
 
 
+@define(eq=False)
 class ServiceApp:
     """The five endpoints over HTTP. Every request to them passes through `_exchange`.
 
@@ -67,28 +69,19 @@ class ServiceApp:
     it needs no key, and its requests reach neither the ledger nor the faults.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        *,
-        ledger: Ledger,
-        faults: FaultPlan,
-        queue: WorkQueue,
-        sleep: Sleep,
-        clock: Callable[[], float],
-        gzip: bool,
-        seed: int | str,
-    ) -> None:
-        self._service = service
-        self._ledger = ledger
-        self._faults = faults
-        self._queue = queue
-        self._sleep = sleep
-        self._clock = clock
-        self._began = clock()
-        self._gzip = gzip
-        self._random = Random(f"{seed}/alterations")  # noqa: S311  no secret
-        self._zipped: tuple[bytes, bytes] = (b"", b"")
+    _service: Service
+    _ledger: Ledger
+    _faults: FaultPlan
+    _queue: WorkQueue
+    _sleep: Sleep
+    _clock: Callable[[], float]
+    _gzip: bool
+    _random: Random  # of what faults alter
+    _zipped: tuple[bytes, bytes] = (b"", b"")
+    _began: float = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._began = self._clock()
 
     def starlette(self) -> Starlette:
         routes = [_route(path, partial(self._respond, endpoint)) for endpoint, path in _PATHS.items()]
@@ -123,7 +116,7 @@ class ServiceApp:
             headers=request.headers.raw,
         )
         # Before the first await below, so that calls enter the queue in the order of their arrival.
-        done_in = self._queue.admit(_cost_ids(call))
+        done_in = self._queue.admit(len(call.quota_ids or ()) if call.endpoint == "bulk_invite" else 1)
         early, late = (_delay(faults, when) for when in ("before", "after"))
         if early:
             try:
@@ -148,7 +141,8 @@ class ServiceApp:
         if is_processed:
             answer = self._processed(call, faults)
         if instead is not None and instead.kind != "cut":
-            answer = _replaced(instead)
+            headers = {} if instead.retry_after is None else {"Retry-After": str(instead.retry_after)}
+            answer = ServiceResponse(instead.content, instead.answer_status, instead.content_type, headers)
         # A cut in the middle of the body sends a status first; the other cuts send nothing.
         is_silent = instead is not None and instead.kind == "cut" and instead.when != "middle"
         record(status=None if is_silent else answer.status, is_processed=is_processed)
@@ -274,17 +268,8 @@ def _first(faults: Sequence[Fault], *kinds: FaultKind) -> Fault | None:
     return next((fault for fault in faults if fault.kind in kinds), None)
 
 
-def _cost_ids(call: ServiceCall) -> int:
-    return len(call.quota_ids or ()) if call.endpoint == "bulk_invite" else 1
-
-
 def _delay(faults: Sequence[Fault], when: str) -> float:
     return sum(fault.seconds for fault in faults if fault.kind == "delay" and fault.when == when)
-
-
-def _replaced(fault: Fault) -> ServiceResponse:
-    headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
-    return ServiceResponse(fault.content, fault.answer_status, fault.content_type, headers)
 
 
 def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:

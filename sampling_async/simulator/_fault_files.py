@@ -36,14 +36,14 @@ def read_faults(body: bytes | str) -> tuple[Fault, ...]:
     """
     faults: Any = _parsed(body)
     if not isinstance(faults, list):
-        _refuse("$", f"expected an array of faults, found {_kind(faults)}")
+        raise DecodeError("$", f"expected an array of faults, found {_kind(faults)}")
     return tuple(_fault(each, f"$[{at}]") for at, each in enumerate(faults))
 
 
 def _parsed(body: bytes | str) -> Any:
     # json.loads calls this for NaN and Infinity, which it accepts although JSON does not have them.
     def refuse(_: str) -> NoReturn:
-        _refuse("$", "expected finite numbers")
+        raise DecodeError("$", "expected finite numbers")
 
     try:
         return json.loads(body, parse_constant=refuse)
@@ -53,27 +53,27 @@ def _parsed(body: bytes | str) -> Any:
         rule = "expected UTF-8, found other bytes"
     except (RecursionError, ValueError):
         rule = "expected JSON, found too many nested levels or a number with too many digits"
-    return _refuse("$", rule)
+    raise DecodeError("$", rule)
 
 
 def _fault(value: Any, path: str) -> Fault:
     if not isinstance(value, dict):
-        _refuse(path, f"expected an object, found {_kind(value)}")
+        raise DecodeError(path, f"expected an object, found {_kind(value)}")
     given = {str(key): each for key, each in value.items()}
     by_name = {_folded(key): key for key in given}
     if "fault" not in by_name:
-        _refuse(path, f'expected "Fault", one of {", ".join(_KINDS)}')
+        raise DecodeError(path, f'expected "Fault", one of {", ".join(_KINDS)}')
     kind_key = by_name["fault"]
     kind, on = given.pop(kind_key), given.pop(by_name["on"]) if "on" in by_name else None
     if kind not in _KINDS:
-        _refuse(f"{path}.{kind_key}", f"expected one of {', '.join(_KINDS)}, not {kind!r:.40}")
+        raise DecodeError(f"{path}.{kind_key}", f"expected one of {', '.join(_KINDS)}, not {kind!r:.40}")
     make: Callable[..., Fault] = getattr(Fault, kind)
     fault = _called(make, given, path, others=("On",))
     if on is None:
         return fault
     on_path = f"{path}.{by_name['on']}"
     if not isinstance(on, dict):
-        _refuse(on_path, f"expected an object, found {_kind(on)}")
+        raise DecodeError(on_path, f"expected an object, found {_kind(on)}")
     return _called(fault.on, {str(key): each for key, each in on.items()}, on_path)
 
 
@@ -87,17 +87,17 @@ def _called(
         name = names.get(_folded(key))
         if name is None:
             known = ", ".join([*map(wire_name, parameters), *others]) or "nothing"
-            _refuse(f"{path}.{key[:40]}", f"this key is not known here; the known keys are {known}")
+            raise DecodeError(f"{path}.{key[:40]}", f"this key is not known here; the known keys are {known}")
         arguments[name] = _argument(name, str(parameters[name].annotation), value, f"{path}.{key}")
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in arguments:
-            _refuse(path, f"expected {wire_name(name)!r}")
+            raise DecodeError(path, f"expected {wire_name(name)!r}")
     try:
         return make(**arguments)
     except ValueError as exc:
         # Refused below, outside the handler, so that the error does not carry this one as its context.
         rule = str(exc)
-    return _refuse(path, rule)
+    raise DecodeError(path, rule)
 
 
 def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
@@ -108,7 +108,7 @@ def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
     if annotation.startswith("Literal["):
         choices: list[str] = literal_eval(annotation.removeprefix("Literal"))
         if value not in choices:
-            _refuse(path, f"expected one of {', '.join(choices)}, found {_kind(value)}")
+            raise DecodeError(path, f"expected one of {', '.join(choices)}, found {_kind(value)}")
         return value
     kinds = annotation.split(" | ")
     if value is None and "None" in kinds:
@@ -130,7 +130,7 @@ def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
     else:
         wanted, fits = "text", isinstance(value, str)
     if not fits:
-        _refuse(path, f"expected {wanted}, found {_kind(value)}")
+        raise DecodeError(path, f"expected {wanted}, found {_kind(value)}")
     # JSON has no bytes, so a body is given as text.
     return str(value).encode() if "bytes" in kinds else value
 
@@ -145,15 +145,9 @@ def _kind(value: Any) -> str:
             return "null"
         case bool():
             return str(value).lower()
-        case int() | float():
-            return f"{value!r:.40}"
-        case str():
+        case int() | float() | str():
             return f"{value!r:.40}"
         case list():
             return "an array"
         case _:
             return "an object"
-
-
-def _refuse(path: str, rule: str) -> NoReturn:
-    raise DecodeError(path, rule)

@@ -208,7 +208,19 @@ def verdict(entries: Iterable[LedgerEntry], outcomes: Iterable[Outcome]) -> Verd
     lost: list[Outcome] = []
     for outcome in outcomes:
         _enter(outcome, accounts, lies, lost)
-    return _balance(accounts, lies, lost)
+    unread: list[LedgerEntry] = []
+    unexplained: list[LedgerEntry] = []
+    for account in accounts.values():
+        left = [entry for url, entry in account.entries.items() if url in account.open_urls]
+        # One `unknown` outcome admits all open invites of its pair, so the denials beside it are no lies.
+        if account.is_admitted:
+            unread += left
+        elif left and account.denials:
+            reason = "the ledger holds an invite that no outcome accounts for"
+            lies += [Lie(denial, reason) for denial in account.denials]
+        else:
+            unexplained += left
+    return Verdict(tuple(lies), tuple(unread), tuple(unexplained), tuple(lost))
 
 
 def _enter(outcome: Outcome, accounts: _Accounts, lies: list[Lie], lost: list[Outcome]) -> None:
@@ -231,24 +243,6 @@ def _enter(outcome: Outcome, accounts: _Accounts, lies: list[Lie], lost: list[Ou
                 account.denials.append(outcome)
         case other:
             raise ValueError(f"outcome status {other!r}: must be invited, rejected, not_sent or unknown")
-
-
-def _balance(accounts: _Accounts, lies: list[Lie], lost: list[Outcome]) -> Verdict:
-    unread: list[LedgerEntry] = []
-    unexplained: list[LedgerEntry] = []
-    for account in accounts.values():
-        left = [entry for url, entry in account.entries.items() if url in account.open_urls]
-        # One `unknown` outcome admits all open invites of its pair, so the denials beside it are no lies.
-        if account.is_admitted:
-            unread += left
-        elif left and account.denials:
-            lies += [
-                Lie(denial, "the ledger holds an invite that no outcome accounts for")
-                for denial in account.denials
-            ]
-        else:
-            unexplained += left
-    return Verdict(tuple(lies), tuple(unread), tuple(unexplained), tuple(lost))
 
 
 Pair: TypeAlias = tuple[str, int]

@@ -10,12 +10,12 @@ import attrs
 
 from sampling_async import Layer, Quota, Quotas, SubQuota, Survey
 from sampling_async._json.codec import unstructure
-from sampling_async.simulator._members import QuotaTargets, first_open
+from sampling_async.simulator._members import targets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sampling_async.simulator._members import Fit
+    from sampling_async.simulator._members import Fit, Targets
 
 _TOPICS: Final = ("Consumer topics", "Consumer topics", "Leisure", "Food", "Travel", "New Products")
 
@@ -59,13 +59,13 @@ class LiveQuota:
         self.is_live = True
         self.remaining = quota.estimated_completes_remaining
         self.completes = [[part.current_completes for part in layer.sub_quotas] for layer in quota.layers]
-        self._targets: QuotaTargets | None = None
+        self._targets: Targets | None = None
 
     @property
-    def targets(self) -> QuotaTargets:
+    def targets(self) -> Targets:
         """The quota's conditions, prepared on first use."""
         if self._targets is None:
-            self._targets = QuotaTargets(self.quota)
+            self._targets = targets_of(self.quota)
         return self._targets
 
     @property
@@ -77,7 +77,8 @@ class LiveQuota:
         """Return the sub-quota that a member takes in each layer, or None if a layer has no open one."""
         places: list[int] = []
         for fit, completes, layer in zip(fits, self.completes, self.quota.layers, strict=True):
-            place = first_open(fit, completes, layer.sub_quotas)
+            parts = layer.sub_quotas
+            place = next((at for at in fit if completes[at] < parts[at].max_target_completes), None)
             if place is None:
                 return None
             places.append(place)
@@ -104,10 +105,10 @@ class LiveInventory:
 
     def __init__(self, inventory: Quotas) -> None:
         self._inventory = inventory
-        self._surveys = tuple(LiveSurvey(survey, i) for i, survey in enumerate(inventory.surveys))
+        self.surveys = tuple(LiveSurvey(survey, i) for i, survey in enumerate(inventory.surveys))
         self._bodies: dict[bool, bytes] = {}
         self._quotas: dict[int, LiveQuota] = {}
-        for quota in (quota for survey in self._surveys for quota in survey.quotas):
+        for quota in (quota for survey in self.surveys for quota in survey.quotas):
             # `MemberState` keeps one byte for every quota, at this position.
             quota.position = len(self._quotas)
             if self._quotas.setdefault(quota.quota.quota_id, quota) is not quota:
@@ -118,10 +119,6 @@ class LiveInventory:
 
     def __iter__(self) -> Iterator[LiveQuota]:
         return iter(self._quotas.values())
-
-    @property
-    def surveys(self) -> Sequence[LiveSurvey]:
-        return self._surveys
 
     def get(self, quota_id: int) -> LiveQuota | None:
         return self._quotas.get(quota_id)
@@ -138,14 +135,14 @@ class LiveInventory:
         self._bodies.clear()
 
     def now(self) -> Quotas:
-        surveys = (survey.now() for survey in self._surveys)
+        surveys = (survey.now() for survey in self.surveys)
         return attrs.evolve(self._inventory, surveys=tuple(survey for survey in surveys if survey))
 
     def body(self, *, include_routables: bool) -> bytes:
         """Return the body of Get Quotas: the same object as long as nothing has changed."""
         # Each survey keeps its own part of the body, so after an invite only one survey is encoded again.
         if include_routables not in self._bodies:
-            surveys = (survey.body(include_routables=include_routables) for survey in self._surveys)
+            surveys = (survey.body(include_routables=include_routables) for survey in self.surveys)
             self._bodies[include_routables] = b'{"Surveys":[%b],"CountryID":%d,"CacheExpires":"%b"}' % (
                 b",".join(survey for survey in surveys if survey),
                 self._inventory.country_id,

@@ -45,21 +45,23 @@ _Questions: TypeAlias = "tuple[tuple[int, bool, tuple[Callable[[ProfileAnswer], 
 """The questions of a sub-quota: each with its ID, whether it is routable, and the tests of its conditions."""
 
 
-class QuotaTargets:
-    __slots__ = ("_layers",)
+Targets: TypeAlias = "tuple[tuple[_Questions, ...], ...]"
+"""The questions of a quota, by layer and sub-quota."""
 
-    def __init__(self, quota: Quota) -> None:
-        self._layers = tuple(tuple(map(_questions, layer.sub_quotas)) for layer in quota.layers)
 
-    def fit(self, profile: Mapping[int, ProfileAnswer]) -> tuple[Fit, ...] | None:
-        """Return the sub-quotas that the member can take in each layer, or None if a layer does not hold."""
-        fits: list[Fit] = []
-        for layer in self._layers:
-            fit = _layer_fit(layer, profile)
-            if not fit:
-                return None
-            fits.append(fit)
-        return tuple(fits)
+def targets_of(quota: Quota) -> Targets:
+    return tuple(tuple(map(_questions, layer.sub_quotas)) for layer in quota.layers)
+
+
+def fits_of(targets: Targets, profile: Mapping[int, ProfileAnswer]) -> tuple[Fit, ...] | None:
+    """Return the sub-quotas that the member can take in each layer, or None if a layer does not hold."""
+    fits: list[Fit] = []
+    for layer in targets:
+        fit = _layer_fit(layer, profile)
+        if not fit:
+            return None
+        fits.append(fit)
+    return tuple(fits)
 
 
 def _questions(sub_quota: SubQuota) -> _Questions:
@@ -152,14 +154,6 @@ def _answer_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], boo
     return test
 
 
-def first_open(fit: Fit, completes: Sequence[int], sub_quotas: Sequence[SubQuota]) -> int | None:
-    """Return the position of the first sub-quota in `fit` that is not full, or None if all are full."""
-    for position in fit:
-        if completes[position] < sub_quotas[position].max_target_completes:
-            return position
-    return None
-
-
 ProfileAnswer: TypeAlias = int | str | frozenset[int]
 """A member's answer: the age in years, a postal code as text, or else one answer ID or a set of them."""
 
@@ -246,11 +240,8 @@ def _participations(random: Random, waves: tuple[tuple[int, int], ...]) -> tuple
     """Draw a member's past: up to a quarter of the excluded waves, at most 40, with any status."""
     taken = random.sample(waves, min(40, round(random.random() * len(waves) / 4)))
     # In an exclusion, wave 0 means any wave; a participation needs a real one.
+    statuses, weights = (STARTED, TERMINATED, QUALIFIED, QUOTA_FULL), (2, 3, 4, 1)
     return tuple(
-        Participation(survey_id, wave_id or random.randint(1, 9), _status(random))
+        Participation(survey_id, wave_id or random.randint(1, 9), random.choices(statuses, weights)[0])
         for survey_id, wave_id in taken
     )
-
-
-def _status(random: Random) -> int:
-    return random.choices((STARTED, TERMINATED, QUALIFIED, QUOTA_FULL), (2, 3, 4, 1))[0]

@@ -27,7 +27,7 @@ from attrs import field, frozen
 from sampling_async._contract.records import hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from datetime import datetime
 
     from sampling_async.notifications import Inbox
@@ -74,10 +74,6 @@ def signed(fields: Mapping[str, Any], secret: str) -> dict[str, Any]:
     return {**fields, "EncryptedValue": value}
 
 
-def plain_body(fields: Mapping[str, Any]) -> tuple[bytes, str]:
-    return json.dumps(fields).encode(), "application/json; charset=utf-8"
-
-
 def drifted_body(fields: Mapping[str, Any], random: Random) -> tuple[bytes, str]:
     """Return fields in another spelling and format than usual; the content type need not fit."""
     respell = random.choice(_SPELLINGS)
@@ -92,9 +88,8 @@ def drifted_body(fields: Mapping[str, Any], random: Random) -> tuple[bytes, str]
             parts = "".join(f"<{key}>{escape(text)}</{key}>" for key, text in _texts(respelled).items())
             return f'<?xml version="1.0"?>\n<Notification>{parts}</Notification>'.encode(), "application/xml"
         case 3:
-            return json.dumps(respelled).encode() + b"\0" * random.randrange(
-                1, 9
-            ), f"{content_type}; charset=utf-16"
+            padding = b"\0" * random.randrange(1, 9)
+            return json.dumps(respelled).encode() + padding, f"{content_type}; charset=utf-16"
         case 4:
             return json.dumps(json.dumps(respelled)).encode(), content_type
         case 5:
@@ -353,15 +348,12 @@ class Outbox:
                     await self._post(client, urls, due.popleft())
                     count += 1
             finally:
-                self._put_back(due)
+                # What a call that was cancelled has taken and not posted.
+                with self._lock:
+                    for posting in due:
+                        self._in_flight -= 1
+                        self._put(posting, posting.at)
         return count
-
-    def _put_back(self, postings: Iterable[Posting]) -> None:
-        """Queue again what a call that was cancelled has taken and not posted."""
-        with self._lock:
-            for posting in postings:
-                self._in_flight -= 1
-                self._put(posting, posting.at)
 
     async def send(self, urls: Mapping[str, str]) -> None:
         """Post over HTTP what is due, until this is cancelled; kinds without a URL are not sent."""
@@ -374,7 +366,9 @@ class Outbox:
     @contextmanager
     def sending_to(self, urls: Mapping[str, str]) -> Generator[None]:
         """Post over HTTP from a thread while the `with` block runs; see `send`."""
-        _check_urls(urls)
+        unknown = [kind for kind in urls if kind not in KINDS]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no kind of notification: {', '.join(KINDS)}")
         ended = threading.Event()
 
         async def run() -> None:
@@ -417,33 +411,25 @@ class Outbox:
             with self._lock:
                 self._in_flight -= 1
                 self.sent += is_stored
-                if url is not None and not posting.is_forged:
-                    self._note(posting, is_stored=is_stored, is_refused=is_refused)
+                if url is None or posting.is_forged:
+                    pass
+                elif is_stored:
+                    self.refusals = 0
+                    self._unheard.pop(posting.number, None)
+                else:
+                    self.refusals += is_refused
+                    self._put(posting, self._now() + _RETRY_SECONDS)
 
     async def _stored(self, client: httpx.AsyncClient, url: str, posting: Posting) -> bool:
         if posting.is_forged and "EncryptedValue" not in posting.fields:
             url += "x"
         is_drifted = self._spelling.random() < self._notifying.drifted
-        body, content_type = (
-            drifted_body(posting.fields, self._spelling) if is_drifted else plain_body(posting.fields)
-        )
+        body, content_type = json.dumps(posting.fields).encode(), "application/json; charset=utf-8"
+        if is_drifted:
+            body, content_type = drifted_body(posting.fields, self._spelling)
         response = await client.post(url, content=body, headers={"Content-Type": content_type})
         return response.is_success
-
-    def _note(self, posting: Posting, *, is_stored: bool, is_refused: bool) -> None:
-        if is_stored:
-            self.refusals = 0
-            self._unheard.pop(posting.number, None)
-        else:
-            self.refusals += is_refused
-            self._put(posting, self._now() + _RETRY_SECONDS)
 
 
 def _is_open(quota: LiveQuota) -> bool:
     return quota.is_live and not quota.is_full
-
-
-def _check_urls(urls: Mapping[str, str]) -> None:
-    unknown = [kind for kind in urls if kind not in KINDS]
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is no kind of notification: {', '.join(KINDS)}")

@@ -15,15 +15,13 @@ try:
 except ModuleNotFoundError as exc:
     raise ImportError("uvicorn is missing: pip install 'sampling-async[simulator]'") from exc
 
-from sampling_async.simulator._transport import listening, with_connection
+from sampling_async.simulator._transport import ClientConnection, listening, with_connection
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Generator
 
     from starlette.types import ASGIApp, Receive
-
-    from sampling_async.simulator._transport import Sleep
 
 # The value of SO_LINGER: on, with 0 seconds. Closing the socket then sends a TCP reset.
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -43,13 +41,10 @@ class _CuttableProtocol(H11Protocol):
         self.app = connected
 
 
-class _SocketConnection:
+class _SocketConnection(ClientConnection):
     def __init__(self, transport: asyncio.Transport, receive: Receive) -> None:
         self._transport = transport
         self._receive = receive
-
-    async def pause(self, seconds: float, sleep: Sleep) -> None:
-        await sleep(seconds)
 
     async def cut(self, *, reset: bool) -> None:
         """Close the socket, and wait until the server has noticed; otherwise it would respond 500."""
@@ -74,7 +69,10 @@ def served(app: ASGIApp, *, port: int) -> Generator[str]:
         thread = threading.Thread(target=server.run, args=([listener],), name="simulator", daemon=True)
         thread.start()
         try:
-            _await_listening(server, thread)
+            while not server.started:
+                if not thread.is_alive():
+                    raise OSError("the simulator's server ended before it began to listen")
+                time.sleep(_STEP_SECONDS)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
@@ -85,13 +83,6 @@ def run(app: ASGIApp, *, host: str, port: int) -> None:
     # After Ctrl-C uvicorn shuts down in order, and then raises the interrupt again.
     with listening(host, port) as listener, suppress(KeyboardInterrupt):
         uvicorn.Server(_config(app, log_level="warning")).run([listener])
-
-
-def _await_listening(server: uvicorn.Server, thread: threading.Thread) -> None:
-    while not server.started:
-        if not thread.is_alive():
-            raise OSError("the simulator's server ended before it began to listen")
-        time.sleep(_STEP_SECONDS)
 
 
 def _config(app: ASGIApp, *, log_level: str) -> uvicorn.Config:

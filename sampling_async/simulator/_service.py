@@ -33,7 +33,7 @@ from attrs import field, frozen
 from sampling_async import Endpoint, Invite, RecontactMembers, ResultCode, Setting
 from sampling_async._contract.records import REFERENCE_DATA_KEY
 from sampling_async.simulator._answers import JSON, PLAINTEXT, BulkItem, ServiceResponse, refusal
-from sampling_async.simulator._members import SimulatedMember
+from sampling_async.simulator._members import SimulatedMember, fits_of
 
 if TYPE_CHECKING:
     from sampling_async import Survey
@@ -278,9 +278,7 @@ class Service:
         state = panel.state(call.member_code or "")
         if state is None:
             nobody = ResultCode.NO_MEMBER_FOUND
-            return ServiceResponse(
-                [BulkItem(quota_id, call.refusal(quota_id) or nobody) for quota_id in quota_ids]
-            )
+            return ServiceResponse([BulkItem(id_, call.refusal(id_) or nobody) for id_ in quota_ids])
         return ServiceResponse([self._invite(panel, state, quota_id, call) for quota_id in quota_ids])
 
     def _generate_invite(self, panel: PanelState, call: ServiceCall) -> ServiceResponse:
@@ -365,7 +363,7 @@ class Service:
 def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
     """Compute the result code that does not depend on the counts, and store it."""
     member, survey = state.member, quota.survey.survey
-    fits = quota.targets.fit(member.profile)
+    fits = fits_of(quota.targets, member.profile)
     if member.device_type_id not in survey.device_type_ids:
         code = ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY
     elif survey.is_survey_recontact and not panel.is_wanted(quota.quota.quota_id, member.member_code):
@@ -392,7 +390,3 @@ def _invite_to(survey: Survey, quota_id: int, url: str) -> Invite:
         ir=survey.ir,
         member_amount=0.0,
     )
-
-
-def recontact_quota_ids(inventory: Iterable[LiveQuota]) -> tuple[int, ...]:
-    return tuple(quota.quota.quota_id for quota in inventory if quota.survey.survey.is_survey_recontact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -16,16 +17,10 @@ from sampling_async.simulator._clock import Latency, WorkQueue
 from sampling_async.simulator._faults import Fault, FaultPlan
 from sampling_async.simulator._generator import generate_inventory
 from sampling_async.simulator._ledger import Ledger
-from sampling_async.simulator._live import LiveInventory, LiveQuota
+from sampling_async.simulator._live import LiveInventory
 from sampling_async.simulator._members import SimulatedMember, generate_members
 from sampling_async.simulator._outbox import Notifying, Outbox
-from sampling_async.simulator._service import (
-    PanelState,
-    Service,
-    SimulatedPanel,
-    new_panel,
-    recontact_quota_ids,
-)
+from sampling_async.simulator._service import PanelState, Service, SimulatedPanel, new_panel
 from sampling_async.simulator._transport import SimulatorTransport
 
 if TYPE_CHECKING:
@@ -131,7 +126,7 @@ class Simulator:
             sleep=sleep,
             clock=clock,
             gzip=gzip,
-            seed=seed,
+            random=Random(f"{seed}/alterations"),  # noqa: S311  no secret
         ).starlette()
         self.add_panel(members=members)
 
@@ -169,7 +164,7 @@ class Simulator:
     @property
     def recontact_quota_ids(self) -> tuple[int, ...]:
         """The IDs of the quotas of recontact surveys."""
-        return recontact_quota_ids(self._live)
+        return tuple(each.quota.quota_id for each in self._live if each.survey.survey.is_survey_recontact)
 
     def add_panel(self, *, members: int | Iterable[SimulatedMember] = 200) -> SimulatedPanel:
         """Add a panel with a new Guid and key. All panels share the inventory and its counts.
@@ -217,7 +212,9 @@ class Simulator:
         with self._service.lock:
             quota = self._live.named(quota_id)
             quota.is_live = True
-            _give(quota, quota.remaining if remaining is None else remaining)
+            quota.remaining = quota.remaining if remaining is None else remaining
+            # With fewer completes than its quota, the survey would be full before the quota is.
+            quota.survey.remaining = max(quota.survey.remaining, quota.remaining)
             self._live.moved(quota)
             self.notifications.moved(quota.survey)
 
@@ -278,9 +275,3 @@ class Simulator:
 
     def _panel(self, panel_guid: str | None) -> PanelState:
         return self._panels[0] if panel_guid is None else self._service.panel(panel_guid)
-
-
-def _give(quota: LiveQuota, remaining: int) -> None:
-    quota.remaining = remaining
-    # With fewer completes than its quota, the survey would be full before the quota is.
-    quota.survey.remaining = max(quota.survey.remaining, remaining)

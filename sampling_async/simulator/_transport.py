@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio.lowlevel
 import httpx
@@ -39,30 +39,21 @@ EXTENSION: Final = "simulator.connection"
 """The key of the `ClientConnection` among the extensions of the ASGI scope."""
 
 
-class ClientConnection(Protocol):
+class ClientConnection:
+    """A connection that can be cut. This one is for servers without the extension, so it raises an error."""
+
     async def pause(self, seconds: float, sleep: Sleep) -> None:
         """Wait without sending anything."""
-        ...
-
-    async def cut(self, *, reset: bool) -> None:
-        """Drop the connection. The application sends nothing afterwards."""
-        ...
-
-
-class ForeignConnection:
-    """A connection under a server without this extension. It can be cut only by raising an error."""
-
-    async def pause(self, seconds: float, sleep: Sleep) -> None:
         await sleep(seconds)
 
     async def cut(self, *, reset: bool) -> None:
-        """Raise an error: servers then drop the connection if the response has begun, or else respond 500."""
+        """Drop the connection: after an error, servers do so if the response has begun, or else respond 500."""
         raise ConnectionAbortedError(f"the simulator cuts this connection, reset={reset}")
 
 
 def connection_of(scope: MutableMapping[str, Any]) -> ClientConnection:
     known: ClientConnection | None = (scope.get("extensions") or {}).get(EXTENSION)
-    return known or ForeignConnection()
+    return known or ClientConnection()
 
 
 def with_connection(scope: MutableMapping[str, Any], connection: ClientConnection) -> dict[str, Any]:
@@ -97,7 +88,7 @@ class SimulatorTransport(httpx.AsyncBaseTransport):
         return httpx.Response(response.status_code, headers=response.headers, stream=stream)
 
 
-class _Exchange:
+class _Exchange(ClientConnection):
     """One exchange: to the application it is the connection, to httpx's transport it is the application."""
 
     def __init__(self, app: ASGIApp, *, patience: float | None) -> None:
@@ -119,13 +110,10 @@ class _Exchange:
 
         await self._app(with_connection(scope, self), receive, send_on)
         if self.error is not None:
-            await self._finish(send)
-
-    async def _finish(self, send: Send) -> None:
-        """Complete a response that broke off, because httpx's ASGI transport requires a whole one."""
-        if not self.is_answered:
-            await send({"type": "http.response.start", "status": 500, "headers": []})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            # httpx's ASGI transport requires a whole response, also if it broke off.
+            if not self.is_answered:
+                await send({"type": "http.response.start", "status": 500, "headers": []})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def pause(self, seconds: float, sleep: Sleep) -> None:
         """Wait. If the silence exceeds the client's read timeout, the client is gone afterwards."""
@@ -141,15 +129,12 @@ class _Exchange:
 
     async def cut(self, *, reset: bool) -> None:
         if self.error is None:
-            self.error = _cut_error(reset=reset, in_body=self.is_answered)
-
-
-def _cut_error(*, reset: bool, in_body: bool) -> httpx.TransportError:
-    if reset:
-        return httpx.ReadError("the simulator reset the connection")
-    if in_body:
-        return httpx.RemoteProtocolError("the simulator closed the connection in the middle of the body")
-    return httpx.RemoteProtocolError("the simulator closed the connection without a response")
+            where = "in the middle of the body" if self.is_answered else "without a response"
+            self.error = (
+                httpx.ReadError("the simulator reset the connection")
+                if reset
+                else httpx.RemoteProtocolError(f"the simulator closed the connection {where}")
+            )
 
 
 class _BrokenStream(httpx.AsyncByteStream):
