@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
-import anyio
-
 from sampling_async import QuotaWatch
 from sampling_async._contract.checks import require_functions, require_instance
 from sampling_async._pacing.background import BackgroundService
-from sampling_async._pacing.loops import let_go
+from sampling_async._pacing.loops import Notifier, let_go
 from sampling_async._pacing.threads import in_thread
 from sampling_async._watch.changes import key_of
 from sampling_async.matching._index import QuotaIndex, require_kinds_and_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from types import TracebackType
 
     from sampling_async import Quotas, WatchStatus
     from sampling_async._following import Following
@@ -78,7 +75,7 @@ class LiveIndex(BackgroundService):
         self._version = 0  # of the board, when the latest inventory was taken to be compiled
         self._given: Quotas | None = None  # that inventory
         self._since = 0.0  # when the poll began that gave it
-        self._moved: anyio.Event | None = None  # created only if the work has to wait
+        self._moved = Notifier()
 
     def __repr__(self) -> str:
         age = "" if self.age is None else f", {self.age:.0f} s old"
@@ -173,11 +170,9 @@ class LiveIndex(BackgroundService):
         self._watch.board.add(self)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._watch.board.remove(self)
-        await super().__aexit__(exc_type, exc, traceback)
+        await super().__aexit__(None, None, None)
 
     def moved(self, keys: Iterable[Key]) -> None:
         """Record which surveys have changed, and close the quotas that they do not show any longer."""
@@ -188,9 +183,7 @@ class LiveIndex(BackgroundService):
 
     def ended(self) -> None:
         """Wake the work."""
-        if self._moved is not None:
-            self._moved.set()
-            self._moved = None
+        self._moved.notify()
 
     async def _work(self) -> None:
         board = self._watch.board
@@ -199,7 +192,6 @@ class LiveIndex(BackgroundService):
                 await self._compile()
             if board.is_over:
                 return
-            self._moved = anyio.Event()
             await self._moved.wait()
 
     async def _compile(self) -> None:

@@ -18,7 +18,6 @@ from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from sampling_async._snapshot import Snapshot
 
@@ -54,12 +53,10 @@ class SnapshotServer(BackgroundService):
             self._end_listening()
             raise
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.must_be_outside()
         try:
-            await super().__aexit__(exc_type, exc, traceback)
+            await super().__aexit__(None, None, None)
         finally:
             self._end_listening()
 
@@ -101,7 +98,8 @@ class SnapshotServer(BackgroundService):
         # A reader that goes away, or reads nothing, is its own affair.
         with reader, anyio.move_on_after(_PATIENCE):
             try:
-                left = self._line()
+                known = {"pid": os.getpid(), "version": __version__, "host": self._host}
+                left = plain_json({**known, **asdict(self._read())}) + b"\n"
                 while left:
                     await anyio.wait_writable(reader)
                     left = left[reader.send(left) :]
@@ -109,10 +107,6 @@ class SnapshotServer(BackgroundService):
                 pass
             except Exception:
                 logger.exception("a snapshot could not be shown")
-
-    def _line(self) -> bytes:
-        line = {"pid": os.getpid(), "version": __version__, "host": self._host, **asdict(self._read())}
-        return plain_json(line) + b"\n"
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -74,7 +74,7 @@ class CacheFile:
             raise ValueError("it has another form")
         if head.get("owner") != self._owner:
             raise ValueError("it belongs to another address, panel or option")
-        if lines[-1] != _digest(lines[:-1]):
+        if lines[-1] != _ended(blake2b(memoryview(body)[: -len(lines[-1])])):
             raise ValueError("it is damaged")
         surveys: list[Survey] = []
         for line in lines[2:-1]:
@@ -110,15 +110,8 @@ class CacheFile:
             line = plain_json(record) + b"\n"
             digest.update(line)
             yield line
-        yield _ended(digest.hexdigest())
+        yield _ended(digest)
 
 
-def _digest(lines: list[bytes]) -> bytes:
-    digest = blake2b()
-    for line in lines:
-        digest.update(line)
-    return _ended(digest.hexdigest())
-
-
-def _ended(digest: str) -> bytes:
-    return b'{"digest":"%b"}\n' % digest.encode()
+def _ended(digest: blake2b) -> bytes:
+    return b'{"digest":"%b"}\n' % digest.hexdigest().encode()

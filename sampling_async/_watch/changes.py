@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from attrs import evolve, frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sampling_async._contract.records import Quota, Survey
 
@@ -84,23 +85,17 @@ def differences(key: Key, before: Survey | None, after: Survey | None) -> Iterat
 
     A survey opens before its quotas, and closes after them.
     """
-    survey_id, wave_id = key
+    change = partial(Change, survey_id=key[0], wave_id=key[1])
     if before is None and after is not None:
-        yield Change(kind="survey_opened", survey_id=survey_id, wave_id=wave_id, after=after)
+        yield change(kind="survey_opened", after=after)
     elif before is not None and after is not None:
         for kind, fields in _OF_SURVEY:
             if any(getattr(before, name) != getattr(after, name) for name in fields):
-                one = len(fields) == 1
-                yield Change(
-                    kind=kind,
-                    survey_id=survey_id,
-                    wave_id=wave_id,
-                    before=getattr(before, fields[0]) if one else before,
-                    after=getattr(after, fields[0]) if one else after,
-                )
-    yield from _of_quotas(key, _quotas(before), _quotas(after))
+                old, new = (getattr(each, fields[0]) if len(fields) == 1 else each for each in (before, after))
+                yield change(kind=kind, before=old, after=new)
+    yield from _of_quotas(change, _quotas(before), _quotas(after))
     if before is not None and after is None:
-        yield Change(kind="survey_closed", survey_id=survey_id, wave_id=wave_id, before=before)
+        yield change(kind="survey_closed", before=before)
 
 
 def _quotas(survey: Survey | None) -> dict[int, Quota]:
@@ -111,27 +106,26 @@ def _quotas(survey: Survey | None) -> dict[int, Quota]:
     return found
 
 
-def _of_quotas(key: Key, before: dict[int, Quota], after: dict[int, Quota]) -> Iterator[Change]:
-    def change(kind: ChangeKind, quota_id: int, old: object, new: object) -> Change:
-        return Change(kind=kind, survey_id=key[0], wave_id=key[1], quota_id=quota_id, before=old, after=new)
-
+def _of_quotas(
+    change: Callable[..., Change], before: dict[int, Quota], after: dict[int, Quota]
+) -> Iterator[Change]:
     for quota_id, old in before.items():
         if quota_id not in after:
-            yield change("quota_closed", quota_id, old, None)
+            yield change(kind="quota_closed", quota_id=quota_id, before=old)
     for quota_id, new in after.items():
         known = before.get(quota_id)
         if known is None:
-            yield change("quota_opened", quota_id, None, new)
+            yield change(kind="quota_opened", quota_id=quota_id, after=new)
         elif known is not new and known != new:
             remaining, now = known.estimated_completes_remaining, new.estimated_completes_remaining
             if remaining != now:
-                yield change("remaining", quota_id, remaining, now)
+                yield change(kind="remaining", quota_id=quota_id, before=remaining, after=now)
             has_other_layers = known.layers != new.layers
             is_other_target = has_other_layers and _conditions(known) != _conditions(new)
             if is_other_target:
-                yield change("targeting", quota_id, known, new)
+                yield change(kind="targeting", quota_id=quota_id, before=known, after=new)
             if known.completes_required != new.completes_required or (has_other_layers and not is_other_target):
-                yield change("details", quota_id, known, new)
+                yield change(kind="details", quota_id=quota_id, before=known, after=new)
 
 
 def _conditions(quota: Quota) -> list[object]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-import anyio
-
 from sampling_async._contract.errors import ForbiddenError, SamplingError
-from sampling_async._pacing.loops import LoopYielder
+from sampling_async._pacing.loops import LoopYielder, Notifier
 from sampling_async._pacing.patience import doubled
 from sampling_async._watch.changes import SYNCED, Change, Key, applied, differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import TracebackType
 
     from sampling_async._contract.records import Survey
 
@@ -127,7 +124,7 @@ class QuotaChanges:
         self._is_synced = False
         self._is_entered = False
         self._is_open = False
-        self._news: anyio.Event | None = None  # created only if the reader has to wait
+        self._news = Notifier()
 
     async def __aenter__(self) -> Self:
         if self._is_entered:
@@ -137,9 +134,7 @@ class QuotaChanges:
         self._board.add(self)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_open = False
         self._board.remove(self)
         self.ended()
@@ -165,7 +160,6 @@ class QuotaChanges:
                     raise self._board.failure()
                 raise StopAsyncIteration
             else:
-                self._news = self._news or anyio.Event()
                 await self._news.wait()
         raise RuntimeError("read changes inside their block: async with watch.changes() as changes")
 
@@ -182,9 +176,7 @@ class QuotaChanges:
 
     def ended(self) -> None:
         """Wake the reader."""
-        if self._news is not None:
-            self._news.set()
-            self._news = None
+        self._news.notify()
 
     def _now(self, key: Key) -> Survey | None:
         view = self._board.view

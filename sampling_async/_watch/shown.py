@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from attrs import evolve
+from attrs import define, evolve, field
 
 from sampling_async._contract.records import leave_out, may_list
 from sampling_async._pacing.loops import LoopYielder
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 Wave: TypeAlias = "tuple[int, int | None]"  # a survey and its wave, or None for all its waves
 
 
+@define
 class Closings:
     """What notifications closed, each with the number of polls that had begun by then.
 
     A poll that began before a closing was noted may still show the quota as open. A later poll decides.
     """
 
-    def __init__(self, quotas: dict[int, int] | None = None, surveys: dict[Wave, int] | None = None) -> None:
-        self.quotas = quotas or {}
-        self.surveys = surveys or {}
+    quotas: dict[int, int] = field(factory=dict[int, int])
+    surveys: dict[Wave, int] = field(factory=dict["Wave", int])
 
     def close(self, what: int | Wave, begun: int) -> None:
         if isinstance(what, int):

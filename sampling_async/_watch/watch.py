@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import anyio
-from attrs import frozen
+from attrs import define, field, frozen
 
 from sampling_async._contract.checks import moment_of, number_above_0, whole_id
 from sampling_async._contract.errors import (
@@ -53,17 +53,13 @@ _LAST_WRITE: Final = 10.0
 _LOG: Final = logging.getLogger("sampling_async.watch")
 
 
+@define(eq=False)
 class _Round:
     """A poll that somebody waits for."""
 
-    def __init__(self) -> None:
-        self.over = anyio.Event()
-        self.is_done = False
-        self.error: SamplingError | None = None
-
-    def end(self, error: SamplingError | None) -> None:
-        self.is_done, self.error = True, error
-        self.over.set()
+    over: anyio.Event = field(factory=anyio.Event)
+    is_done: bool = False
+    error: SamplingError | None = None
 
 
 @frozen
@@ -167,10 +163,7 @@ class QuotaWatch(BackgroundService):
         return self.judged(self.age)
 
     def judged(self, age: float | None, *, has_failed: bool = False) -> WatchStatus:
-        """Return how good an inventory of some age (None without one) is; for other parts of this package.
-
-        With `has_failed`, something else than the last poll has failed.
-        """
+        """Return how good an inventory of some age is; `has_failed` is about something else than a poll."""
         if self._broken_by is not None:
             return "failing"
         if (has_failed or self.last_error is not None) and (age is None or age > self._max_age):
@@ -356,7 +349,9 @@ class QuotaWatch(BackgroundService):
                 await self._rest()
                 await self._poll()
         finally:
-            await self._finish_writing()
+            if self._writing is not None:
+                with anyio.move_on_after(_LAST_WRITE, shield=True):
+                    await self._writing.over.wait()
 
     def is_over(self) -> None:
         """Record the end of the work. It may be called several times."""
@@ -410,7 +405,8 @@ class QuotaWatch(BackgroundService):
             self._running = None
         poll, self._round = self._round, None
         if poll is not None:
-            poll.end(error)
+            poll.is_done, poll.error = True, error
+            poll.over.set()
 
     def _is_held_back(self, quotas: Quotas) -> bool:
         before = 0 if self._shown is None else self._shown.size()
@@ -472,8 +468,3 @@ class QuotaWatch(BackgroundService):
                 self._writing = start(self._cache.save, self.quotas, self._shown.began)
             except RuntimeError as exc:  # no thread can be started now
                 _LOG.warning("the inventory is not written to the cache: %s", exc)
-
-    async def _finish_writing(self) -> None:
-        if self._writing is not None:
-            with anyio.move_on_after(_LAST_WRITE, shield=True):
-                await self._writing.over.wait()
