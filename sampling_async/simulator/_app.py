@@ -93,7 +93,18 @@ class ServiceApp:
             quota_ids = _quota_ids(await request.body())
         elif "quota_id" in request.path_params:
             quota_ids = _path_id(request)
-        return await self._exchange(request, _call(request, endpoint, quota_ids))
+        segments: dict[str, str] = request.path_params
+        member_code = segments.get("member_code")
+        panel_guid = segments.get("panel_guid", request.query_params.get("partnerGUID"))
+        call = ServiceCall(
+            endpoint=endpoint,
+            panel_guid=None if panel_guid is None else unquote(panel_guid),
+            api_key=request.headers.get("api_auth_key"),
+            member_code=None if member_code is None else unquote(member_code),
+            quota_ids=quota_ids,
+            query=dict(request.query_params) if request.scope["query_string"] else {},
+        )
+        return await self._exchange(request, call)
 
     async def _exchange(self, request: Request, call: ServiceCall) -> Response:
         """Respond to a call, with the faults and the latency that apply to it.
@@ -117,7 +128,8 @@ class ServiceApp:
         )
         # Before the first await below, so that calls enter the queue in the order of their arrival.
         done_in = self._queue.admit(len(call.quota_ids or ()) if call.endpoint == "bulk_invite" else 1)
-        early, late = (_delay(faults, when) for when in ("before", "after"))
+        delays = [fault for fault in faults if fault.kind == "delay"]
+        early, late = (sum(each.seconds for each in delays if each.when == at) for at in ("before", "after"))
         if early:
             try:
                 await connection.pause(early, self._sleep)
@@ -229,20 +241,6 @@ async def _describe(_request: Request) -> Response:
     return Response(document.read_bytes(), media_type=JSON)
 
 
-def _call(request: Request, endpoint: Endpoint, quota_ids: tuple[int, ...] | None) -> ServiceCall:
-    segments: dict[str, str] = request.path_params
-    member_code = segments.get("member_code")
-    panel_guid = segments.get("panel_guid", request.query_params.get("partnerGUID"))
-    return ServiceCall(
-        endpoint=endpoint,
-        panel_guid=None if panel_guid is None else unquote(panel_guid),
-        api_key=request.headers.get("api_auth_key"),
-        member_code=None if member_code is None else unquote(member_code),
-        quota_ids=quota_ids,
-        query=dict(request.query_params) if request.scope["query_string"] else {},
-    )
-
-
 def _path_id(request: Request) -> tuple[int, ...] | None:
     text = unquote(request.path_params["quota_id"])
     # Any number of up to 18 digits fits 64 bits.
@@ -266,10 +264,6 @@ def _quota_ids(body: bytes) -> tuple[int, ...] | None:
 
 def _first(faults: Sequence[Fault], *kinds: FaultKind) -> Fault | None:
     return next((fault for fault in faults if fault.kind in kinds), None)
-
-
-def _delay(faults: Sequence[Fault], when: str) -> float:
-    return sum(fault.seconds for fault in faults if fault.kind == "delay" and fault.when == when)
 
 
 def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:

@@ -121,7 +121,11 @@ class VirtualClock:
             while self._now < mine.due:
                 # Only the task that is due first may move the time. The others wait for their event.
                 if self._sleepers[0] is not mine:
-                    mine = self._renewed(mine) if mine.is_next.is_set() else mine
+                    if mine.is_next.is_set():
+                        # It was woken, but another one is due before it. An event cannot be cleared, so a new
+                        # one is needed. Due time and number stay: the heap's order holds.
+                        at, mine = self._sleepers.index(mine), _Sleeper(mine.due, mine.number)
+                        self._sleepers[at] = mine
                     await mine.is_next.wait()
                 elif await self._others_wait(mine):
                     self._now = mine.due
@@ -132,13 +136,6 @@ class VirtualClock:
             # The next sleeper takes over: without this, all would wait and nobody would move time on.
             if self._sleepers:
                 self._sleepers[0].is_next.set()
-
-    def _renewed(self, sleeper: _Sleeper) -> _Sleeper:
-        """Replace a sleeper that was woken although another one is due before it, and return the new one."""
-        # An event cannot be cleared, so a new one is needed. Due time and number stay: the heap's order holds.
-        again = _Sleeper(sleeper.due, sleeper.number)
-        self._sleepers[self._sleepers.index(sleeper)] = again
-        return again
 
     async def _others_wait(self, mine: _Sleeper) -> bool:
         """Let all ready tasks run; return False if a task began to sleep meanwhile, or time has moved on."""

@@ -264,7 +264,8 @@ class _InventoryPlan:
             is_survey_recontact=number % _RECONTACT_EVERY == 4,
             completes_required=required if capped == remaining else max(capped, round(required * 0.9)),
             estimated_completes_remaining=capped,
-            price=Price(_price(random), 1),
+            # Mostly a little over 1, with a tail up to 12. Twenty steps to a unit: 1.37 becomes 1.35.
+            price=Price(round(20 * min(12.0, random.lognormvariate(0.4, 0.4))) / 20, 1),
             quotas=quotas,
             survey_name=f"{random.randint(1600000, 1699999)}-US",
             survey_wave_exclusions=self.exclusions(),
@@ -322,9 +323,3 @@ class _InventoryPlan:
 
 def _drawn(random: Random, spread: tuple[Sequence[T], Sequence[int]]) -> T:
     return random.choices(spread[0], spread[1])[0]
-
-
-def _price(random: Random) -> float:
-    """Draw the price of a complete: mostly a little over 1, in steps of 0.05, with a tail up to 12."""
-    # Twenty steps to a unit: 1.37 becomes round(27.4) / 20, which is 1.35.
-    return round(20 * min(12.0, random.lognormvariate(0.4, 0.4))) / 20

@@ -335,7 +335,8 @@ class Ledger:
     ) -> None:
         """Record a request and its result, if requests are kept."""
         if self._requests.maxlen:
-            kept, masked = array("q", quota_ids), tuple(map(_masked, headers))
+            kept = array("q", quota_ids)
+            masked = tuple((name, b"<hidden>" if name == b"api_auth_key" else value) for name, value in headers)
             self._requests.append(
                 RequestRecord(
                     number, endpoint, member_code, kept, status, is_processed, time, query or {}, masked
@@ -393,10 +394,6 @@ class Ledger:
             )
             self._counted = end
         return self._pairs
-
-
-def _masked(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-    return (header[0], b"<hidden>") if header[0] == b"api_auth_key" else header
 
 
 class _Invites(Sequence[LedgerEntry]):

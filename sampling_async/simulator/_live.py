@@ -96,7 +96,10 @@ class LiveQuota:
         return attrs.evolve(
             self.quota,
             estimated_completes_remaining=self.remaining,
-            layers=tuple(_layer_now(layer, completes) for layer, completes in layers),
+            layers=tuple(
+                Layer(layer.layer_id, tuple(map(_part_now, layer.sub_quotas, completes)))
+                for layer, completes in layers
+            ),
         )
 
 
@@ -151,33 +154,22 @@ class LiveInventory:
         return self._bodies[include_routables]
 
 
-def _layer_now(layer: Layer, completes: Sequence[int]) -> Layer:
-    return Layer(
-        layer.layer_id,
-        tuple(
-            SubQuota(part.sub_quota_id, count, part.max_target_completes, part.questions_and_answers)
-            for part, count in zip(layer.sub_quotas, completes, strict=True)
-        ),
-    )
+def _part_now(part: SubQuota, completes: int) -> SubQuota:
+    return SubQuota(part.sub_quota_id, completes, part.max_target_completes, part.questions_and_answers)
 
 
 def _survey_body(survey: Survey, *, include_routables: bool) -> bytes:
     fields: dict[str, Any] = unstructure(survey)
-    if not include_routables:
-        _drop_routables(fields)
+    for quota in () if include_routables else fields["Quotas"]:
+        for layer in quota["Layers"]:
+            for part in layer["SubQuotas"]:
+                questions = part["QuestionsAndAnswers"]
+                part["QuestionsAndAnswers"] = [each for each in questions if not each["IsRoutable"]]
     fields["ScheduledCompletionDate"] = _milliseconds(survey.scheduled_completion_date)
     # Real bodies have these fields, although the contract does not name them.
     fields["SurveyTopic"] = _TOPICS[survey.survey_id % len(_TOPICS)]
     fields["IsTqsSurvey"] = survey.survey_id % 20 == 0
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _drop_routables(survey: dict[str, Any]) -> None:
-    for quota in survey["Quotas"]:
-        for layer in quota["Layers"]:
-            for part in layer["SubQuotas"]:
-                questions = part["QuestionsAndAnswers"]
-                part["QuestionsAndAnswers"] = [each for each in questions if not each["IsRoutable"]]
 
 
 def _ticks(moment: datetime) -> str:

@@ -192,7 +192,10 @@ def generate_members(
         first: The number in the first member code.
     """
     random = seed if isinstance(seed, Random) else Random(f"{seed}/members")  # noqa: S311  no secret
-    areas, bank, taken = country(), question_bank(), _excluded_waves(inventory)
+    areas, bank, surveys = country(), question_bank(), inventory.surveys if inventory else ()
+    # A dict as an ordered set: members must follow from the seed only.
+    waves = {(e.survey_id, e.wave_id): None for survey in surveys for e in survey.survey_wave_exclusions}
+    taken = tuple(waves)
     return tuple(
         SimulatedMember(
             member_code=f"m{number:06}",
@@ -202,13 +205,6 @@ def generate_members(
         )
         for number in range(first, first + members)
     )
-
-
-def _excluded_waves(inventory: Quotas | None) -> tuple[tuple[int, int], ...]:
-    surveys = inventory.surveys if inventory else ()
-    # A dict as an ordered set: members must follow from the seed only.
-    waves = {(e.survey_id, e.wave_id): None for survey in surveys for e in survey.survey_wave_exclusions}
-    return tuple(waves)
 
 
 def _profile(random: Random, areas: tuple[Area, ...], bank: tuple[Question, ...]) -> dict[int, ProfileAnswer]:

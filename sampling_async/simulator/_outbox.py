@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -102,19 +103,10 @@ def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in fields.items()}
 
 
-def _in_snake_case(name: str) -> str:
-    """Return SurveyId as survey_id, and QuotaID as quota_id."""
-    parts = [
-        f"_{letter}" if letter.isupper() and name[at].islower() else letter
-        for at, letter in enumerate(name[1:])
-    ]
-    return (name[0] + "".join(parts)).lower()
-
-
 _SPELLINGS: Final[tuple[Callable[[str], str], ...]] = (
     str.lower,
     str.upper,
-    _in_snake_case,
+    lambda name: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(),  # quota_id
     lambda name: name[0].lower() + name[1:],
     lambda name: name.replace("ID", "Id"),
 )

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from sampling_async import Endpoint, Invite, RecontactMembers, ResultCode, Setting
 from sampling_async._contract.records import REFERENCE_DATA_KEY
@@ -70,11 +70,6 @@ class MemberState:
         self.settled = bytearray(quotas)
         self.fits: dict[int, tuple[Fit, ...]] = {}
 
-    def unsettle(self) -> None:
-        """Discard the stored codes, because something they depend on has changed."""
-        self.settled = bytearray(len(self.settled))
-        self.fits.clear()
-
 
 class PanelState:
     """A panel inside the service: the states of its members and its recontact lists."""
@@ -110,7 +105,8 @@ class PanelState:
         self._codes[quota_id] = tuple(sorted(self._wanted[quota_id]))
         # Stored result codes may depend on the old list.
         for state in self._states.values():
-            state.unsettle()
+            state.settled = bytearray(self._quotas)
+            state.fits.clear()
 
 
 def new_panel(seed: int | str, number: int, members: Iterable[SimulatedMember]) -> SimulatedPanel:
@@ -206,23 +202,21 @@ class ServiceCall:
         return self.refused.get(None) if code is None else code
 
 
+@define(eq=False)
 class Service:
     """The state behind the endpoints. Every change of it happens under one lock.
 
     Simulators that are served need the lock: they handle requests in another thread than the test's.
     """
 
-    def __init__(
-        self, inventory: LiveInventory, ledger: Ledger, outbox: Outbox, *, recontact_page_size: int
-    ) -> None:
-        self._inventory = inventory
-        self._ledger = ledger
-        self._outbox = outbox
-        self.notification_urls: Mapping[str, str] | None = None
-        self._recontact_page_size = recontact_page_size
-        self._panels: dict[str, PanelState] = {}
-        self._keys: dict[str, PanelState] = {}
-        self.lock = Lock()
+    _inventory: LiveInventory
+    _ledger: Ledger
+    _outbox: Outbox
+    _recontact_page_size: int
+    notification_urls: Mapping[str, str] | None = None
+    lock: Lock = field(factory=Lock)
+    _panels: dict[str, PanelState] = field(factory=dict[str, PanelState])
+    _keys: dict[str, PanelState] = field(factory=dict[str, PanelState])
 
     def register(self, panel: PanelState) -> None:
         self._panels[panel.panel.panel_guid.lower()] = panel

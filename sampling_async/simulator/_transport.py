@@ -43,7 +43,6 @@ class ClientConnection:
     """A connection that can be cut. This one is for servers without the extension, so it raises an error."""
 
     async def pause(self, seconds: float, sleep: Sleep) -> None:
-        """Wait without sending anything."""
         await sleep(seconds)
 
     async def cut(self, *, reset: bool) -> None:
