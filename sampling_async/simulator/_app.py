@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from array import array
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from starlette.routing import Route
 
 from sampling_async.simulator._answers import JSON, ServiceResponse, encoded
 from sampling_async.simulator._faults import altered
+from sampling_async.simulator._ledger import RequestRecord
 from sampling_async.simulator._service import ServiceCall
 from sampling_async.simulator._transport import connection_of
 
@@ -109,22 +111,23 @@ class ServiceApp:
     async def _exchange(self, request: Request, call: ServiceCall) -> Response:
         """Respond to a call, with the faults and the latency that apply to it.
 
-        The service acts when the call arrives, or after the delays that come before acting. The time that its
-        work takes passes afterwards. So a client that gives up early finds the work done, as at a real service.
+        The time that its work takes passes after the service has acted: a client that gives up early finds the
+        work done, as at a real service.
         """
         connection = connection_of(request.scope)
         time = self._clock() - self._began
         call = attrs.evolve(call, request_number=self._ledger.open_request())
         faults = self._faults.draw(call.endpoint, member_code=call.member_code, quota_ids=call.quota_ids or ())
+        headers = request.headers.raw
         record = partial(
-            self._ledger.record_request,
-            call.request_number,
-            call.endpoint,
+            RequestRecord,
+            number=call.request_number,
+            endpoint=call.endpoint,
             member_code=call.member_code,
-            quota_ids=call.quota_ids or (),
+            quota_ids=array("q", call.quota_ids or ()),
             time=time,
             query=call.query,
-            headers=request.headers.raw,
+            headers=tuple((name, b"<hidden>" if name == b"api_auth_key" else value) for name, value in headers),
         )
         # Before the first await below, so that calls enter the queue in the order of their arrival.
         done_in = self._queue.admit(len(call.quota_ids or ()) if call.endpoint == "bulk_invite" else 1)
@@ -144,7 +147,7 @@ class ServiceApp:
         return self._reply(answer, faults, request, connection)
 
     def _perform(
-        self, call: ServiceCall, faults: Sequence[Fault], record: Callable[..., None]
+        self, call: ServiceCall, faults: Sequence[Fault], record: Callable[..., RequestRecord]
     ) -> ServiceResponse:
         """Process a call, unless a fault prevents it, and return the response to send."""
         instead = _first(faults, *_INSTEAD)
@@ -157,7 +160,8 @@ class ServiceApp:
             answer = ServiceResponse(instead.content, instead.answer_status, instead.content_type, headers)
         # A cut in the middle of the body sends a status first; the other cuts send nothing.
         is_silent = instead is not None and instead.kind == "cut" and instead.when != "middle"
-        record(status=None if is_silent else answer.status, is_processed=is_processed)
+        status = None if is_silent else answer.status
+        self._ledger.record_request(record(status=status, is_processed=is_processed))
         return answer
 
     def _processed(self, call: ServiceCall, faults: Sequence[Fault]) -> ServiceResponse:

@@ -32,19 +32,16 @@ class Latency:
 
 
 class WorkQueue:
-    """Calculates when a call will be done.
+    """Calculates when a call will be done, from its cost and the times at which the workers become free.
 
-    No call waits inside this class. Costs are known beforehand, so the time at which a call is done follows
-    from the times at which the workers become free. A call that its client has given up keeps its worker busy,
-    as it would at a real service.
+    A call that its client has given up keeps its worker busy, as it would at a real service.
     """
 
     def __init__(self, latency: Latency, *, clock: Callable[[], float]) -> None:
         self._latency = latency
         self._clock = clock
-        # The time at which each worker becomes free. In the beginning all are free.
+        # A heap of the times at which the workers become free. In the beginning all are free.
         self._free_at = [float("-inf")] * (latency.workers or 0)
-        heapify(self._free_at)
 
     def admit(self, ids: int) -> float:
         cost = self._latency.seconds(ids)
@@ -80,10 +77,7 @@ class VirtualClock:
 
     Sleeping tasks wake in the order of their due times, and each of them sees the clock at its own due time. A
     clock belongs to one event loop. So it works for simulators in process only: a served simulator runs in a
-    thread with another event loop.
-
-    Args:
-        start: The time at which the clock begins, in seconds.
+    thread with another event loop. `start` is the time at which it begins, in seconds.
     """
 
     def __init__(self, start: float = 0.0) -> None:

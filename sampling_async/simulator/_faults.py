@@ -386,12 +386,6 @@ def made_up_invite(quota_id: int, random: Random) -> Invite:
     )
 
 
-def _reordered(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
-    if fault.variant != "shuffled":
-        return items[::-1]
-    return random.sample(items, len(items))
-
-
 def _thinned(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
     left_out = set(random.sample(range(len(items)), min(fault.items, len(items))))
     return [item for position, item in enumerate(items) if position not in left_out]
@@ -407,11 +401,6 @@ def _padded(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkIte
             item = BulkItem(quota_id, 1, made_up_invite(quota_id, random))
             padded.insert(random.randint(0, len(padded)), item)
     return padded
-
-
-def _mislabelled_items(items: list[BulkItem], _fault: Fault, _random: Random) -> list[BulkItem]:
-    # The QuotaID of the item itself stays right: only the invite inside contradicts it.
-    return [item._replace(invite=item.invite and _mislabelled(item.invite)) for item in items]
 
 
 def _mislabelled(invite: Invite) -> Invite:
@@ -433,9 +422,14 @@ def _contradicted(items: list[BulkItem], fault: Fault, random: Random) -> list[B
 
 
 _OF_ITEMS: Final[dict[str, Callable[[list[BulkItem], Fault, Random], list[BulkItem]]]] = {
-    "wrong_order": _reordered,
+    "wrong_order": lambda items, fault, random: (
+        random.sample(items, len(items)) if fault.variant == "shuffled" else items[::-1]
+    ),
     "missing": _thinned,
     "extra": _padded,
-    "wrong_invite": _mislabelled_items,
+    # The QuotaID of the item itself stays right: only the invite inside contradicts it.
+    "wrong_invite": lambda items, _fault, _random: [
+        item._replace(invite=item.invite and _mislabelled(item.invite)) for item in items
+    ],
     "contradiction": _contradicted,
 }

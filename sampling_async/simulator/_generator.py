@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from attrs import define, field
 
@@ -205,8 +205,6 @@ _STUDY_TYPES: Final = ((2040, 2038, 1, 101735, 2051), (58, 15, 12, 10, 5))
 _DEVICES: Final = (((1, 2, 3), (1,), (1, 2)), (86, 9, 5))
 _RECONTACT_EVERY: Final = 20
 
-T = TypeVar("T")
-
 
 def generate_inventory(seed: int | str | Random = 0, *, surveys: int = 20, as_of: datetime = AS_OF) -> Quotas:
     """Generate an inventory: realistic in shape and spread, different in every number from any real one.
@@ -248,7 +246,7 @@ class _InventoryPlan:
         random = self.random
         self.survey_id += random.randint(1, 60)
         wave_id = 770000 + random.randint(0, 9999) + number
-        quotas = tuple(self.quota() for _ in range(_drawn(random, _QUOTAS_OF_SURVEY)))
+        quotas = tuple(self.quota() for _ in range(random.choices(*_QUOTAS_OF_SURVEY)[0]))
         required = sum(quota.completes_required for quota in quotas)
         remaining = sum(quota.estimated_completes_remaining for quota in quotas)
         # The survey's limit can be lower than the sum over its quotas.
@@ -256,11 +254,11 @@ class _InventoryPlan:
         survey = Survey(
             survey_id=self.survey_id,
             wave_id=wave_id,
-            loi=_drawn(random, _LOI),
-            ir=_drawn(random, _IR),
-            study_type_id=_drawn(random, _STUDY_TYPES),
+            loi=random.choices(*_LOI)[0],
+            ir=random.choices(*_IR)[0],
+            study_type_id=random.choices(*_STUDY_TYPES)[0],
             scheduled_completion_date=self.closing(),
-            device_type_ids=_drawn(random, _DEVICES),
+            device_type_ids=random.choices(*_DEVICES)[0],
             is_survey_recontact=number % _RECONTACT_EVERY == 4,
             completes_required=required if capped == remaining else max(capped, round(required * 0.9)),
             estimated_completes_remaining=capped,
@@ -297,7 +295,7 @@ class _InventoryPlan:
         self.quota_id += random.randint(1, 15)
         required = random.choice((30, 50, 62, 100, 128, 161, 180, 240, 400, 700, 1000))
         progress = random.choice((0.0, random.random() * 0.5, random.random()))
-        layouts = self.targeting.layouts(_drawn(random, _LAYERS_OF_QUOTA))
+        layouts = self.targeting.layouts(random.choices(*_LAYERS_OF_QUOTA)[0])
         return Quota(
             quota_id=self.quota_id,
             completes_required=required,
@@ -319,7 +317,3 @@ class _InventoryPlan:
         # At most 0.99, so that a sub-quota that was not drawn as full keeps at least one open place.
         done = 1.0 if random.random() < 0.033 else min(0.99, progress * random.uniform(0.5, 1.1))
         return SubQuota(self.sub_quota_id, int(target * done), target, conditions)
-
-
-def _drawn(random: Random, spread: tuple[Sequence[T], Sequence[int]]) -> T:
-    return random.choices(spread[0], spread[1])[0]

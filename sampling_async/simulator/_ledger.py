@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, get_args, overload
 
 from attrs import define, field, frozen
 
@@ -111,13 +111,6 @@ class Requests(tuple[RequestRecord, ...]):
         )
 
 
-class OutcomeInvite(Protocol):
-    """The part of an invite that the check reads."""
-
-    @property
-    def url(self) -> str: ...
-
-
 class Outcome(Protocol):
     """The part of a client's outcome that the check reads; `sampling_async.InviteOutcome` has all of it."""
 
@@ -131,7 +124,7 @@ class Outcome(Protocol):
     def status(self) -> str: ...
 
     @property
-    def invite(self) -> OutcomeInvite | None: ...
+    def invite(self) -> Any: ...  # None, or an invite with its `url`
 
 
 @frozen
@@ -320,28 +313,8 @@ class Ledger:
         self._request_count += 1
         return self._request_count - 1
 
-    def record_request(
-        self,
-        number: int,
-        endpoint: Endpoint,
-        *,
-        member_code: str | None,
-        quota_ids: Iterable[int],
-        status: int | None,
-        is_processed: bool,
-        time: float = 0.0,
-        query: Mapping[str, str] | None = None,
-        headers: Iterable[tuple[bytes, bytes]] = (),
-    ) -> None:
-        """Record a request and its result, if requests are kept."""
-        if self._requests.maxlen:
-            kept = array("q", quota_ids)
-            masked = tuple((name, b"<hidden>" if name == b"api_auth_key" else value) for name, value in headers)
-            self._requests.append(
-                RequestRecord(
-                    number, endpoint, member_code, kept, status, is_processed, time, query or {}, masked
-                )
-            )
+    def record_request(self, record: RequestRecord) -> None:
+        self._requests.append(record)
 
     def record_invite(
         self, quota: LiveQuota, *, panel_guid: str, member_code: str, endpoint: Endpoint, request_number: int
@@ -382,10 +355,7 @@ class Ledger:
         return f"https://entry.example/survey?invite={token}&quota={quota_id}"
 
     def _up_to_date(self) -> Counter[Pair]:
-        """Return the counts by pair, after counting the invites that were added since the last call.
-
-        Call it with the lock: otherwise two threads would count the same invites twice.
-        """
+        """Return the counts by pair, with the new invites: these, two threads without the lock count twice."""
         start, end = self._counted, len(self._member_codes)
         if start < end:
             # Every fourth number is a quota ID: for the invites 2 and 3 these are the numbers 8 and 12.

@@ -99,23 +99,27 @@ def _holds(questions: _Questions, profile: Mapping[int, ProfileAnswer]) -> bool 
 
 def _test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
     if condition.question_id == AGE:
-        return _age_test(condition)
-    if condition.question_id == POSTAL_CODE:
-        return _postal_test(condition)
-    return _answer_test(condition)
-
-
-def _age_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
-    bands = [AGE_BANDS[answer_id] for answer_id in condition.answer_ids if answer_id in AGE_BANDS]
-    ranges = [_age_range(value) for value in condition.answer_values]
-    spans = [span for span in (*bands, *ranges) if span]
-
-    def test(answer: ProfileAnswer) -> bool:
-        return isinstance(answer, int) and any(
-            low <= answer and (answer <= high or high >= OPEN_AGE) for low, high in spans
+        bands = [AGE_BANDS[answer_id] for answer_id in condition.answer_ids if answer_id in AGE_BANDS]
+        spans = [span for span in (*bands, *map(_age_range, condition.answer_values)) if span]
+        return lambda answer: (
+            isinstance(answer, int)
+            and any(low <= answer and (answer <= high or high >= OPEN_AGE) for low, high in spans)
         )
+    if condition.question_id == POSTAL_CODE:
+        listed = {postal for value in condition.answer_values if (postal := _plain(value))}
+        # One lookup for each length that occurs, however long the list is. With "02139" and "100" listed, the
+        # first 3 and the first 5 characters of a member's code are looked up.
+        lengths = sorted({len(value) for value in listed})
 
-    return test
+        def begins(answer: ProfileAnswer) -> bool:
+            postal = _plain(str(answer))
+            return any(postal[:length] in listed for length in lengths)
+
+        return begins
+    wanted = {str(answer_id) for answer_id in condition.answer_ids} | set(condition.answer_values)
+    return lambda answer: any(
+        str(one) in wanted for one in (answer if isinstance(answer, frozenset) else (answer,))
+    )
 
 
 def _age_range(value: str) -> tuple[int, int] | None:
@@ -126,32 +130,8 @@ def _age_range(value: str) -> tuple[int, int] | None:
     return int(low), int(high if dash else low)
 
 
-def _postal_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
-    listed = {postal for value in condition.answer_values if (postal := _plain(value))}
-    # One lookup for each length that occurs, however long the list is. With "02139" and "100" listed, the first
-    # 3 and the first 5 characters of a member's code are looked up.
-    lengths = sorted({len(value) for value in listed})
-
-    def test(answer: ProfileAnswer) -> bool:
-        postal = _plain(str(answer))
-        return any(postal[:length] in listed for length in lengths)
-
-    return test
-
-
 def _plain(postal_code: str) -> str:
     return postal_code.replace(" ", "").replace("-", "").casefold()
-
-
-def _answer_test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
-    wanted = {str(answer_id) for answer_id in condition.answer_ids} | set(condition.answer_values)
-
-    def test(answer: ProfileAnswer) -> bool:
-        if isinstance(answer, frozenset):
-            return any(str(one) in wanted for one in answer)
-        return str(answer) in wanted
-
-    return test
 
 
 ProfileAnswer: TypeAlias = int | str | frozenset[int]

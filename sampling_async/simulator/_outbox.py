@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import UTC, timedelta
 from heapq import heappop, heappush
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 from urllib.parse import urlencode
 from xml.sax.saxutils import escape
 
@@ -40,13 +40,7 @@ NotificationKind: TypeAlias = Literal[
 ]
 """The kinds of notifications, named as in `sampling_async.notifications.Kind`."""
 
-KINDS: Final[tuple[NotificationKind, ...]] = (
-    "invite",
-    "completion",
-    "terminate",
-    "survey_closed",
-    "quota_status",
-)
+KINDS: Final = tuple(kind for kind in get_args(NotificationKind) if kind != "reconciliation")
 """The kinds that have a URL. Reconciliations go to the URL of completions."""
 
 

@@ -96,13 +96,8 @@ def country() -> tuple[Area, ...]:
     for number in range(_AREAS):
         size = _AREA_PREFIXES[number % len(_AREA_PREFIXES)]
         prefixes = tuple(f"{prefix:03}" for prefix in range(start, start + size))
-        codes = tuple(f"{prefix}{last:02}" for prefix in prefixes for last in range(_suffixes(prefix)))
+        # 30 to 89 codes with each prefix: multiples of a prime vary them, without a random generator.
+        codes = tuple(f"{each}{last:02}" for each in prefixes for last in range(30 + int(each) * 7919 % 60))
         areas.append(Area(number, prefixes, codes))
         start += size
     return tuple(areas)
-
-
-def _suffixes(prefix: str) -> int:
-    """Return how many codes begin with a prefix: 30 to 89, in no regular order."""
-    # The remainder of a multiple of a prime varies from prefix to prefix, without a random generator.
-    return 30 + int(prefix) * 7919 % 60

@@ -60,10 +60,7 @@ class _SocketConnection(ClientConnection):
 
 @contextmanager
 def served(app: ASGIApp, *, port: int) -> Generator[str]:
-    """Serve an application on 127.0.0.1 from a thread, and yield the base URL.
-
-    On exit, requests in progress have one second to end.
-    """
+    """Serve an application on 127.0.0.1 from a thread, and yield the base URL."""
     with listening("127.0.0.1", port) as listener:
         server = uvicorn.Server(_config(app, log_level="critical"))
         thread = threading.Thread(target=server.run, args=([listener],), name="simulator", daemon=True)
@@ -98,5 +95,5 @@ def _config(app: ASGIApp, *, log_level: str) -> uvicorn.Config:
         log_level=log_level,
         backlog=2048,
         timeout_keep_alive=60,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=1,  # for requests in progress
     )

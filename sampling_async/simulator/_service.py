@@ -55,20 +55,15 @@ class SimulatedPanel:
     members: Mapping[str, SimulatedMember] = field(repr=lambda members: f"<{len(members)} members>")
 
 
+@define(eq=False)
 class MemberState:
-    """The service's state of a member: the surveys with an invite, and the quotas that the member fits.
+    """The service's state of a member: the surveys with an invite, and the quotas that the member fits."""
 
-    A result code that does not depend on the counts is computed once for each quota, and kept in one byte.
-    """
-
-    __slots__ = ("fits", "member", "settled", "taken")
-
-    def __init__(self, member: SimulatedMember, quotas: int) -> None:
-        self.member = member
-        self.taken: set[int] = set()
-        # One byte for every quota, at the quota's position; 0 means that the code is not known yet.
-        self.settled = bytearray(quotas)
-        self.fits: dict[int, tuple[Fit, ...]] = {}
+    member: SimulatedMember
+    # The result codes that do not depend on the counts: a byte for each quota; 0 is not known yet.
+    settled: bytearray
+    taken: set[int] = field(factory=set[int])
+    fits: dict[int, tuple[Fit, ...]] = field(factory=dict[int, "tuple[Fit, ...]"])
 
 
 class PanelState:
@@ -80,7 +75,7 @@ class PanelState:
         self.panel = panel
         self._quotas = quotas
         self._states: dict[str, MemberState] = {}
-        self._codes: dict[int, tuple[str, ...]] = {}
+        self.recontact_codes: dict[int, tuple[str, ...]] = {}  # by quota ID, sorted by code point
         self._wanted: dict[int, frozenset[str]] = {}
         for quota_id in recontacts:
             random = Random(f"{seed}/recontact/{panel.panel_guid}/{quota_id}")  # noqa: S311  no secret
@@ -89,20 +84,16 @@ class PanelState:
     def state(self, member_code: str) -> MemberState | None:
         state = self._states.get(member_code)
         if state is None and member_code in self.panel.members:
-            state = self._states[member_code] = MemberState(self.panel.members[member_code], self._quotas)
+            settled = bytearray(self._quotas)
+            state = self._states[member_code] = MemberState(self.panel.members[member_code], settled)
         return state
-
-    def recontact_codes(self, quota_id: int) -> tuple[str, ...] | None:
-        """Return the recontact list of a quota, sorted by code point, or None if the quota has no list."""
-        return self._codes.get(quota_id)
 
     def is_wanted(self, quota_id: int, member_code: str) -> bool:
         return member_code in self._wanted.get(quota_id, ())
 
     def set_recontact(self, quota_id: int, member_codes: Iterable[str]) -> None:
-        """Replace the recontact list of a quota. The codes need not belong to members."""
         self._wanted[quota_id] = frozenset(member_codes)
-        self._codes[quota_id] = tuple(sorted(self._wanted[quota_id]))
+        self.recontact_codes[quota_id] = tuple(sorted(self._wanted[quota_id]))
         # Stored result codes may depend on the old list.
         for state in self._states.values():
             state.settled = bytearray(self._quotas)
@@ -204,10 +195,7 @@ class ServiceCall:
 
 @define(eq=False)
 class Service:
-    """The state behind the endpoints. Every change of it happens under one lock.
-
-    Simulators that are served need the lock: they handle requests in another thread than the test's.
-    """
+    """The state behind the endpoints. It changes under one lock: served simulators run in another thread."""
 
     _inventory: LiveInventory
     _ledger: Ledger
@@ -292,7 +280,7 @@ class Service:
         quota = self._inventory.get(call.quota_ids[0]) if call.quota_ids else None
         if quota is None:
             return refusal(ResultCode.NO_QUOTA_ID)
-        codes = panel.recontact_codes(quota.quota.quota_id)
+        codes = panel.recontact_codes.get(quota.quota.quota_id)
         if codes is None:
             return refusal(ResultCode.SURVEY_NOT_FOR_RECONTACT)
         # At most nine digits and not 0: such a number fits 32 bits.
@@ -328,7 +316,6 @@ class Service:
         return code
 
     def _invite(self, panel: PanelState, state: MemberState, quota_id: int, call: ServiceCall) -> BulkItem:
-        """Invite a member to a quota if the result code is ResultCode.SUCCESS, and return the item."""
         refused = call.refusal(quota_id) if call.refused else None
         if refused is not None:
             return BulkItem(quota_id, refused)

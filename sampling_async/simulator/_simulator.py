@@ -112,21 +112,14 @@ class Simulator:
         )
         for survey in self._live.surveys:
             self.notifications.begin(survey)
-        self._service = Service(
-            self._live, self.ledger, self.notifications, recontact_page_size=recontact_page_size
-        )
+        self._service = Service(self._live, self.ledger, self.notifications, recontact_page_size)
         self._panels: list[PanelState] = []
         self._members_made = 0
         self.base_url: Final = "http://localhost"
+        queue = WorkQueue(latency or Latency(), clock=clock)
+        random = Random(f"{seed}/alterations")  # noqa: S311  no secret
         self.app: Final[Starlette] = ServiceApp(
-            self._service,
-            ledger=self.ledger,
-            faults=self.faults,
-            queue=WorkQueue(latency or Latency(), clock=clock),
-            sleep=sleep,
-            clock=clock,
-            gzip=gzip,
-            random=Random(f"{seed}/alterations"),  # noqa: S311  no secret
+            self._service, self.ledger, self.faults, queue, sleep, clock, gzip, random
         ).starlette()
         self.add_panel(members=members)
 
