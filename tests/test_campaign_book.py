@@ -19,7 +19,7 @@ from sampling_async import (
 )
 from sampling_async.campaign import LESSONS, Lesson, Limits, Rule
 from sampling_async.campaign._book import Book
-from sampling_async.campaign._ledger_file import DueMember, PlannedQuota
+from sampling_async.campaign._ledger_file import DueMember, Notes, PlannedQuota
 from sampling_async.campaign._lessons import rule_for, rules_of
 from sampling_async.campaign._limits import InvitePace
 from sampling_async.campaign._summing import SLOT, Moments, WaitLog, class_of, percentile, seconds_of
@@ -47,8 +47,8 @@ def outcome(quota_id: int, status: str = "invited", code: int | None = 1, error=
     return InviteOutcome("m1", quota_id, status, invite, code, None, error)
 
 
-def asked(book, member, most: int = 100):
-    return book.ready(member, most)
+def asked(book, member, most: int = 100, notes=None):
+    return book.ready(member, most, Notes() if notes is None else notes)
 
 
 # --- Before a request
@@ -56,7 +56,7 @@ def asked(book, member, most: int = 100):
 
 def test_what_is_open_is_requested_in_its_order():
     book, member = book_of(quota(1), quota(2), pending=1), member_of(2, 1)
-    assert asked(book, member).quota_ids == (2, 1)
+    assert asked(book, member) == (2, 1)
     assert member.waiting == {1, 2}
     assert not member.due
     assert book.asked == 2
@@ -70,27 +70,28 @@ def test_a_closed_quota_gives_way_to_the_best_reserve_that_is_open_and_has_room(
         is_open=lambda quota_id: quota_id not in {1, 3},
     )
     member = member_of(1, reserves=[2, 3, 4])
-    ready = asked(book, member)
-    assert ready.quota_ids == (4,)
-    (skipped,) = ready.skipped
+    notes = Notes()
+    assert asked(book, member, notes=notes) == (4,)
+    (skipped,) = notes.ends
     assert (skipped.quota, skipped.state, skipped.reason) == (1, "skipped", "closed in the inventory")
-    assert [(pair.quota, pair.turn) for pair in ready.added] == [(4, 1)]
+    assert [(pair.quota, pair.turn) for pair in notes.pairs] == [(4, 1)]
     assert member.reserves == []
     assert book.pairs.planned == 2
 
 
 def test_what_may_not_be_requested_yet_stays_due():
     book, member = book_of(quota(1), quota(2), pending=1), member_of(1, 2)
-    assert asked(book, member, most=1).quota_ids == (1,)
+    assert asked(book, member, most=1) == (1,)
     assert member.due == {2: 0}
 
 
 def test_nothing_is_requested_for_a_closed_member_and_it_gets_no_reserve():
     book, member = book_of(quota(1), quota(2), pending=1), member_of(1, reserves=[2])
     member.closed = "MEMBER_BLOCKED"
-    ready = asked(book, member)
-    assert ready.quota_ids == ready.added == ()
-    assert [end.reason for end in ready.skipped] == ["MEMBER_BLOCKED"]
+    notes = Notes()
+    assert asked(book, member, notes=notes) == ()
+    assert notes.pairs == []
+    assert [end.reason for end in notes.ends] == ["MEMBER_BLOCKED"]
 
 
 # --- After a request
@@ -98,7 +99,13 @@ def test_nothing_is_requested_for_a_closed_member_and_it_gets_no_reserve():
 
 def after(book, member, *outcomes):
     asked(book, member)
-    return book.record(member, outcomes, 1000.0)
+    return recorded(book, member, outcomes, 1000.0)
+
+
+def recorded(book, member, outcomes, now: float = 0.0):
+    notes = Notes()
+    book.record(member, outcomes, now, notes)
+    return notes
 
 
 @pytest.mark.parametrize("code", [9, 28, 10, 8, 27, 45])
@@ -106,8 +113,8 @@ def test_a_full_quota_is_taken_out(code):
     book = book_of(quota(1), quota(2), pending=2)
     learned = after(book, member_of(1, reserves=[2]), outcome(1, "rejected", code))
     assert [quota_id for _, quota_id in learned.closed_quotas] == [1]
-    assert [(pair.quota, pair.turn) for pair in learned.added] == [(2, 2)]
-    assert asked(book, member_of(1, number=2)).quota_ids == ()
+    assert [(pair.quota, pair.turn) for pair in learned.pairs] == [(2, 2)]
+    assert asked(book, member_of(1, number=2)) == ()
 
 
 def test_a_full_sub_quota_takes_the_quota_out_after_three_in_a_row():
@@ -138,16 +145,16 @@ def test_a_survey_is_taken_out_with_all_its_quotas():
 def test_a_member_that_may_not_have_more_gets_no_reserve(code):
     book, member = book_of(quota(1), quota(2), pending=1), member_of(1, reserves=[2])
     learned = after(book, member, outcome(1, "rejected", code))
-    assert learned.closed_member
-    assert not learned.added
-    assert member.closed == learned.closed_member
+    assert not learned.pairs
+    assert member.closed
+    assert learned.closed_members == [(member.closed, member.id)]
 
 
 def test_a_refused_pair_makes_room_for_somebody_else():
     book = book_of(quota(1, room=1), pending=1)
     after(book, member_of(1), outcome(1, "rejected", 16))
     # The room that the first member has left goes to another one as its reserve.
-    other = book.record(member := member_of(2, reserves=[1], number=2), (), 0.0)
+    other = recorded(book, member := member_of(2, reserves=[1], number=2), ())
     assert not other.ends
     assert book._next_best(member, 2).quota == 1
     assert book._next_best(member_of(reserves=[1], number=3), 2) is None
@@ -162,9 +169,9 @@ def test_an_unknown_pair_keeps_its_room():
 
 def test_no_member_has_more_turns_than_max_turns():
     book = book_of(quota(1), quota(2), pending=1, max_turns=2)
-    assert after(book, member_of(1, reserves=[2], turn=1), outcome(1, "rejected", 16)).added
+    assert after(book, member_of(1, reserves=[2], turn=1), outcome(1, "rejected", 16)).pairs
     book = book_of(quota(1), quota(2), pending=1, max_turns=2)
-    assert not after(book, member_of(1, reserves=[2], turn=2), outcome(1, "rejected", 16)).added
+    assert not after(book, member_of(1, reserves=[2], turn=2), outcome(1, "rejected", 16)).pairs
 
 
 def test_a_technical_error_waits_and_ends_after_three_tries():
@@ -184,8 +191,9 @@ def test_what_was_answered_before_its_quota_closed_ends_with_that_answer():
     after(book, member, outcome(1, "rejected", 36))
     member.due, member.refused = {1: 1, 2: 0}, {1: 36}
     closed |= {1, 2}
-    ends = asked(book, member).skipped
-    assert [(end.state, end.code, end.tries, end.quota) for end in ends] == [
+    notes = Notes()
+    asked(book, member, notes=notes)
+    assert [(end.state, end.code, end.tries, end.quota) for end in notes.ends] == [
         ("rejected", 36, 1, 1),
         ("skipped", None, 0, 2),
     ]
@@ -207,7 +215,7 @@ def test_a_refusal_of_the_whole_request_with_a_code_is_final():
     book, member = book_of(quota(1), pending=1), member_of(1)
     learned = after(book, member, outcome(1, "not_sent", 12, SamplingError("400")))
     assert [(end.state, end.code) for end in learned.ends] == [("not_sent", 12)]
-    assert learned.closed_member == "NO_MEMBER_FOUND"
+    assert [reason for reason, _ in learned.closed_members] == ["NO_MEMBER_FOUND"]
 
 
 def test_a_quota_given_twice_is_counted_once():
@@ -225,9 +233,9 @@ def test_what_could_not_be_sent_keeps_its_room_since_the_next_run_requests_it():
         learned = after(book, member, outcome(1, "not_sent", None, error))
         member.due[1] = learned.ends[-1].tries
     assert [(end.state, end.tries) for end in learned.ends] == [("not_sent", 3)]
-    assert learned.added == []
+    assert learned.pairs == []
     refused = member_of(2, reserves=[1], number=2)
-    assert after(book, refused, outcome(2, "rejected", 41)).added == []
+    assert after(book, refused, outcome(2, "rejected", 41)).pairs == []
 
 
 def test_invites_of_earlier_plans_take_no_room_of_this_one():
@@ -239,7 +247,7 @@ def test_invites_of_earlier_plans_take_no_room_of_this_one():
         earlier={1: 5},
     )
     learned = after(book, member_of(2, reserves=[1]), outcome(2, "rejected", 41))
-    assert [pair.quota for pair in learned.added] == [1]
+    assert [pair.quota for pair in learned.pairs] == [1]
 
 
 def test_the_cost_of_a_member_is_that_of_a_reserve_if_that_takes_a_place():
@@ -254,7 +262,7 @@ def test_an_invite_costs_what_was_said_or_what_the_member_gets_if_that_is_more()
     member = member_of(1, 2)
     asked(book, member)
     assert book.most_spent == 1.0
-    book.record(member, (outcome(1), outcome(2, amount=0.8)), 0.0)
+    recorded(book, member, (outcome(1), outcome(2, amount=0.8)))
     assert book.spent == book.most_spent == pytest.approx(1.3)
     assert book.expected == 2.0
 
@@ -275,19 +283,18 @@ def test_every_pair_is_somewhere_whatever_is_answered(data):
         if not queue:
             break
         member = queue.pop(0)
-        ready = book.ready(member, data.draw(st.integers(1, 3)))
-        outcomes = []
-        for quota_id in ready.quota_ids:
+        notes, outcomes = Notes(), []
+        for quota_id in book.ready(member, data.draw(st.integers(1, 3)), notes):
             code = data.draw(st.sampled_from(CODES))
             status = data.draw(st.sampled_from(("rejected", "not_sent", "unknown"))) if code != 1 else "invited"
             outcomes.append(outcome(quota_id, status, None if status == "unknown" else code))
-        learned = book.record(member, outcomes, 0.0)
-        for end in (*ready.skipped, *learned.ends):
+        learned = recorded(book, member, outcomes)
+        for end in (*notes.ends, *learned.ends):
             if end.state != "pending":
                 ended[end.member, end.quota] += 1
             else:
                 member.due[end.quota] = end.tries
-        for pair in learned.added:
+        for pair in learned.pairs:
             member.due[pair.quota] = 0
         assert not member.waiting
         if member.due:
@@ -442,9 +449,7 @@ def test_moments_are_handed_out_once_and_again_when_they_change():
 
 def test_waits_that_follow_each_other_are_one():
     waits = WaitLog(4)
-    first = waits.extend("rate", 0.0, 1.0)
-    assert first.number == 5
-    assert waits.extend("rate", 2.0, 3.0) is first
-    assert (first.began, first.ended) == (0.0, 3.0)
-    assert waits.extend("outage", 2.0, 3.0).number == 6
-    assert waits.extend("rate", 60.0, 61.0).number == 7
+    assert waits.extend("rate", 0.0, 1.0) == (5, 0.0, 1.0)
+    assert waits.extend("rate", 2.0, 3.0) == (5, 0.0, 3.0)
+    assert waits.extend("outage", 2.0, 3.0) == (6, 2.0, 3.0)
+    assert waits.extend("rate", 60.0, 61.0) == (7, 60.0, 61.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -176,39 +177,41 @@ def test_the_time_left_ends_at_the_cap(monkeypatch):
     client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
     metrics = _campaign_view.RunMetrics(run, client, None)
     now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
-    assert metrics.read().seconds_left == 80 / (19 / 2)
+    metrics.measure()
+    assert metrics.seconds_left == 80 / (19 / 2)
     run.limits = Limits()
-    assert metrics.read().seconds_left == 960 / (40 / 2)
+    metrics.measure()
+    assert metrics.seconds_left == 960 / (40 / 2)
     run.limits = Limits(max_invites=20)
-    assert metrics.read().seconds_left == 0.0
+    metrics.measure()
+    assert metrics.seconds_left == 0.0
 
 
-def figures(**changes):
-    given = {
-        "state": "rate",
-        "reason": "",
-        "pairs": Pairs(planned=10_000_000, invited=4_000_000, rejected=1_234_567, unknown=3, pending=4_765_430),
-        "members": 2_000_000,
-        "requests": 1_000_000,
-        "invites_per_second": 1234.5,
-        "requests_per_second": 321.0,
-        "limit": 64,
-        "expected_value": 123_456_789.0,
-        "currency_id": 1,
-        "seconds_left": 3700.2,
-        "refusals": (
-            (28, "QUOTA_FULL", 500_000),
-            (999, "A\x1bNAME" + "E" * 200, 3),
-            *[(n, None, 1) for n in range(9)],
-        ),
-    }
-    return _campaign_view.Figures(**given | changes)
+def metrics_of(state="rate", seconds_left=3700.2):
+    run = SimpleNamespace(
+        reason="",
+        pairs=Pairs(planned=10_000_000, invited=4_000_000, rejected=1_234_567, unknown=3, pending=4_765_430),
+        members=2_000_000,
+        requests=1_000_000,
+        expected_value=123_456_789.0,
+    )
+    refusals = {(28, "QUOTA_FULL"): 500_000, (999, "A\x1bNAME" + "E" * 200): 3}
+    return SimpleNamespace(
+        run=run,
+        state=state,
+        invites_per_second=1234.5,
+        requests_per_second=321.0,
+        limit=64,
+        currency_id=1,
+        seconds_left=seconds_left,
+        refusals=Counter(refusals | {(n, None): 1 for n in range(9)}),
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(_campaign_view.figures_view(figures()))
+    console.print(_campaign_view.figures_view(metrics_of()))
     shown = console.file.getvalue()
     assert len(shown.splitlines()) == 4 + 5
     assert all(len(line) <= width for line in shown.splitlines())
@@ -216,7 +219,7 @@ def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
     if width >= 80:
         assert "5,234,570/10,000,000 pairs  52%" in shown
         assert "1:01:41 left" in shown
-    waiting = _campaign_view.figures_json(figures(state="paused", seconds_left=None))
+    waiting = _campaign_view.figures_json(metrics_of("paused", None))
     assert waiting["SecondsLeft"] is None
     assert waiting["Refusals"][0] == {"ResultCode": 28, "Result": "QUOTA_FULL", "Pairs": 500_000}
 

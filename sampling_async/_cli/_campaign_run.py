@@ -28,14 +28,10 @@ from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._pacing.threads import CancelFlag
 from sampling_async.campaign import LESSONS, Campaign, Limits, Plan
-from sampling_async.campaign.ledger import (
-    check_partitions,
-    plan_of,
-    require_own_folder,
-    summary_of,
-    with_ledger,
-    write_files,
-)
+from sampling_async.campaign._files import check_partitions, require_own_folder, write_files
+from sampling_async.campaign._ledger import with_ledger
+from sampling_async.campaign._planning import plan_of
+from sampling_async.campaign._summing import summary_of
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
 from sampling_async.notifications import Inbox
@@ -45,7 +41,7 @@ if TYPE_CHECKING:
 
     from sampling_async import SamplingClient
     from sampling_async.campaign import CampaignRun, Summary
-    from sampling_async.campaign.ledger import CampaignLedger
+    from sampling_async.campaign._ledger import CampaignLedger
 
 T = TypeVar("T")
 
@@ -200,7 +196,8 @@ class CampaignJob:
             view.show_plan(ready.plan)
         if self.options.dry_run:
             if show.as_lines(self.options.as_json):
-                show.emit_json(view.plan_json(ready.plan))
+                value = round(ready.plan.expected_value, 2)
+                show.emit_json({**show.fields_of(ready.plan), "ExpectedValue": value})
             show.note(self._nothing_requested)
             raise typer.Exit(DONE)
         if not ready.plan.pairs:
@@ -208,9 +205,7 @@ class CampaignJob:
         if not ready.has_run and not self.options.yes:
             self._ask(ready)
         as_lines = show.as_lines(self.options.as_json) or not show.errors().is_terminal
-        asking = _ShownRun(self.folder, ready, as_lines)
-        self.service.call(asking.work, key=self._key())
-        raise typer.Exit(asking.exit_code())
+        raise typer.Exit(self.service.call(_ShownRun(self.folder, ready, as_lines).work, key=self._key()))
 
     @property
     def _nothing_requested(self) -> str:
@@ -269,18 +264,18 @@ class _ShownRun:
     ready: _RunnableCampaign
     as_lines: bool
     _signals: SignalHandler = field(factory=SignalHandler)
-    _display: Display | None = None
-    _metrics: RunMetrics | None = None
-    _summary: Summary | None = None
-    _campaign_run: CampaignRun | None = None
+    _display: Display | None = None  # None until the run has begun
 
     @property
     def _settings(self) -> Settings:
         return self.ready.saved.settings
 
-    async def work(self, client: SamplingClient) -> None:
-        """Request the pending pairs; then write the files, even if that failed."""
-        failure: Exception | None = None
+    async def work(self, client: SamplingClient) -> int:
+        """Request the pending pairs; then write the files, even if that failed. Return the exit code.
+
+        It is 0 if nothing is pending and the fate of each pair is known.
+        """
+        failure, summary = None, None
         with self._signals:
             try:
                 with self._signals.scope:
@@ -288,33 +283,39 @@ class _ShownRun:
             except Exception as exc:  # noqa: BLE001  raised below, when what is known is written
                 failure = exc
             self._signals.on_first_signal = None
-            if self._metrics is not None:
-                self._summary = await self._campaign(client).write(
+            if self._display is not None:
+                summary = await self._campaign(client).write(
                     self.folder,
                     partitions=self._settings.partition or (),
                     kind=self._settings.format or "parquet",
                     title=title_of(self.folder),
                 )
-                self._metrics.state = self._summary.state if self._summary.pairs.pending == 0 else "stopped"
-        if self._summary is not None and self._campaign_run is not None:
-            self._show_end(self._summary, self._campaign_run)
+                self._display.metrics.ended_as = "stopped" if summary.pairs.pending else summary.state
+                self._display.write_line()
+                self._show_end(summary, self._display.metrics.run)
         if failure is not None:
             raise failure
+        if self._signals.received:
+            fail(self._signals.in_words, self._signals.exit_code)
+        assert self._display is not None
+        assert summary is not None
+        if not summary.pairs.pending + summary.pairs.unknown + summary.pairs.not_sent:
+            return DONE
+        return self._display.metrics.tally.exit_code() or INCOMPLETE
 
     async def _run(self, client: SamplingClient) -> None:
         async with following(client, self._settings) as live:
             async with self._campaign(client, live).run() as run:
                 self._signals.on_first_signal = partial(self._stop, run)
-                self._campaign_run = run
-                self._metrics = RunMetrics(run, client, self.ready.plan.currency_id)
-                self._display = Display(self._metrics.read, as_lines=self.as_lines)
+                metrics = RunMetrics(run, client, self.ready.plan.currency_id)
+                self._display = Display(metrics, as_lines=self.as_lines)
                 # Kept, because a task group would raise it inside an ExceptionGroup.
                 failure: Exception | None = None
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._display.keep)
                     try:
                         async for outcome in run:
-                            self._metrics.add(outcome)
+                            metrics.add(outcome)
                     except Exception as exc:  # noqa: BLE001  raised below
                         failure = exc
                     tasks.cancel_scope.cancel()
@@ -334,8 +335,6 @@ class _ShownRun:
         self._signals.scope.deadline = asyncio.get_running_loop().time() + grace
 
     def _show_end(self, summary: Summary, run: CampaignRun) -> None:
-        assert self._display is not None
-        self._display.write_line()
         view.show_end(summary, run.reason)
         show.note(f"Files: {self.folder} (invites, pairs, summary.json, report.html)")
         if not summary.pairs.pending:
@@ -345,17 +344,6 @@ class _ShownRun:
         elif run.reason.startswith("the cap"):
             show.note(f"To change the cap: sampling-async campaign limit {quoted(self.folder)} ...")
         show.note(f"{summary.pairs.pending:,} pairs are pending. To go on: {resume_command(self.folder)}")
-
-    def exit_code(self) -> int:
-        """Return the exit code: 0 if nothing is pending and the fate of each pair is known."""
-        if self._signals.received:
-            fail(self._signals.in_words, self._signals.exit_code)
-        assert self._summary is not None
-        assert self._metrics is not None
-        pairs = self._summary.pairs
-        if not pairs.pending + pairs.unknown + pairs.not_sent:
-            return DONE
-        return self._metrics.tally.exit_code() or INCOMPLETE
 
 
 @asynccontextmanager
@@ -403,7 +391,7 @@ def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> No
 
     limits, is_running = _in_ledger(folder, change)
     if show.as_lines(as_json):
-        show.emit_json(view.limits_json(limits, is_running=is_running))
+        show.emit_json({**show.fields_of(limits), "Running": is_running})
     else:
         view.show_limits(limits, is_running=is_running)
 

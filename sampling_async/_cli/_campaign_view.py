@@ -13,7 +13,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from attrs import asdict, frozen
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
@@ -22,89 +21,49 @@ from rich.text import Text
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import silence_stdout
 from sampling_async._cli._tally import Tally, code_name
-from sampling_async.campaign import Pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from rich.console import Console
 
     from sampling_async import InviteOutcome, SamplingClient
-    from sampling_async.campaign import CampaignRun, Limits, Plan, Summary
+    from sampling_async.campaign import CampaignRun, Limits, Pairs, Plan, Summary
 
 _WINDOW: Final = 10.0  # seconds over which rates are averaged
 _REDRAWN: Final = 0.25
 _LINES: Final = 2.0
 
 
-@frozen(kw_only=True)
-class Figures:
-    """Where a run stands at one moment."""
-
-    state: str  # `asking`, why it waits, or how it has ended
-    reason: str  # why it has ended although pairs are pending
-    pairs: Pairs
-    members: int
-    requests: int
-    invites_per_second: float
-    requests_per_second: float
-    limit: float  # how many requests the client now sends at once
-    expected_value: float
-    currency_id: int | None  # None if there are several
-    seconds_left: float | None
-    refusals: tuple[tuple[int | None, str | None, int], ...]  # code, name and number, the most frequent first
-
-
 class RunMetrics:
-    """Reads the figures of a run."""
+    """A run, and the figures that `measure` finds of it."""
 
     def __init__(self, run: CampaignRun, client: SamplingClient, currency_id: int | None) -> None:
+        self.run, self.currency_id = run, currency_id  # None if there are several
         self.tally = Tally()
-        self.state: str | None = None  # how it has ended
-        self._run, self._client, self._currency_id = run, client, currency_id
-        self._refusals: Counter[tuple[int | None, str | None]] = Counter()
+        self.ended_as: str | None = None
+        self.refusals: Counter[tuple[int | None, str | None]] = Counter()  # by code and name
+        self.invites_per_second = self.requests_per_second = 0.0
+        self.seconds_left: float | None = None
+        self.limit = 0.0  # how many requests the client now sends at once
+        self._client = client
         # Moment, invites, requests and pairs that were done by then.
         self._samples: deque[tuple[float, int, int, int]] = deque()
-        self._measure()
+        self.measure()
 
     def add(self, outcome: InviteOutcome) -> None:
         self.tally.add(outcome)
         if outcome.status == "rejected":
-            self._refusals[outcome.result_code, outcome.result] += 1
+            self.refusals[outcome.result_code, outcome.result] += 1
 
-    def read(self) -> Figures:
-        run = self._run
-        invites, requests, done = self._measure()
-        pairs, waits = run.pairs, run.waiting_for
-        # The length of a wait is not known.
-        left = self._seconds_left(invites, done) if pairs.pending and waits in {None, "rate"} else None
-        return Figures(
-            state=self.state or ("stopping" if run.reason else waits or "asking"),
-            reason=run.reason,
-            pairs=pairs,
-            members=run.members,
-            requests=run.requests,
-            invites_per_second=invites,
-            requests_per_second=requests,
-            limit=self._client.snapshot().limit,
-            expected_value=run.expected_value,
-            currency_id=self._currency_id,
-            seconds_left=None if self.state else left,
-            refusals=tuple((code, name, count) for (code, name), count in self._refusals.most_common()),
-        )
+    @property
+    def state(self) -> str:
+        """`asking`, why it waits, or how it has ended."""
+        return self.ended_as or ("stopping" if self.run.reason else self.run.waiting_for or "asking")
 
-    def _seconds_left(self, invites: float, done: float) -> float | None:
-        """Return how long the pending pairs take, or the invites up to the cap if that is reached earlier."""
-        pairs, cap = self._run.pairs, self._run.limits.max_invites
-        ways = [(pairs.pending, done)]
-        if cap is not None:
-            ways.append((max(0, cap - pairs.invited - pairs.unknown), invites))
-        return min((count / rate for count, rate in ways if rate), default=None)
-
-    def _measure(self) -> tuple[float, float, float]:
-        """Take a sample, and return invites, requests and pairs that are done, each a second."""
-        now, pairs, samples = time.monotonic(), self._run.pairs, self._samples
-        samples.append((now, pairs.invited, self._run.requests, pairs.planned - pairs.pending))
+    def measure(self) -> None:
+        now, pairs, samples = time.monotonic(), self.run.pairs, self._samples
+        samples.append((now, pairs.invited, self.run.requests, pairs.planned - pairs.pending))
         while now - samples[0][0] > _WINDOW and len(samples) > 2:  # noqa: PLR2004  a rate needs two
             samples.popleft()
         seconds = max(now - samples[0][0], 1e-3)
@@ -112,14 +71,23 @@ class RunMetrics:
             (last - first) / seconds if seconds >= _REDRAWN / 2 else 0.0
             for first, last in zip(samples[0][1:], samples[-1][1:], strict=True)
         )
-        return invites, requests, max(done, 0.0)
+        self.invites_per_second, self.requests_per_second = invites, requests
+        self.limit = self._client.snapshot().limit
+        # The pending pairs take so long, or the invites up to the cap if that is reached earlier.
+        ways, cap = [(pairs.pending, max(done, 0.0))], self.run.limits.max_invites
+        if cap is not None:
+            ways.append((max(0, cap - pairs.invited - pairs.unknown), invites))
+        self.seconds_left = min((count / rate for count, rate in ways if rate), default=None)
+        # The length of a wait is not known.
+        if self.ended_as or not pairs.pending or self.run.waiting_for not in {None, "rate"}:
+            self.seconds_left = None
 
 
 class Display:
     """Shows a run: live on a terminal, and as lines of JSON on stdout."""
 
-    def __init__(self, read: Callable[[], Figures], *, as_lines: bool) -> None:
-        self._read, self._as_lines = read, as_lines
+    def __init__(self, metrics: RunMetrics, *, as_lines: bool) -> None:
+        self.metrics, self._as_lines = metrics, as_lines
 
     async def keep(self) -> None:
         """Keep it up to date, until this is cancelled."""
@@ -130,7 +98,8 @@ class Display:
         with live if is_live else nullcontext():
             while True:
                 if is_live:
-                    live.update(figures_view(self._read()), refresh=True)
+                    self.metrics.measure()
+                    live.update(figures_view(self.metrics), refresh=True)
                 if self._as_lines and not show.is_quiet() and time.monotonic() >= line_due:
                     line_due += _LINES
                     self.write_line()
@@ -141,7 +110,8 @@ class Display:
         if not self._as_lines:
             return
         try:
-            show.emit_json(figures_json(self._read()))
+            self.metrics.measure()
+            show.emit_json(figures_json(self.metrics))
         except BrokenPipeError:
             self._as_lines = False
             silence_stdout()
@@ -189,7 +159,7 @@ def show_plan(plan: Plan) -> None:
     console.print(Text(title, style="bold"))
     console.print(_grid(rows))
     for warning in plan.warnings:
-        show.errors().print(show.plain(warning, "yellow"), soft_wrap=True)
+        show.warn(warning)
 
 
 def _on_stderr() -> Console:
@@ -197,11 +167,6 @@ def _on_stderr() -> Console:
     if not console.is_terminal:
         console.width = _LONG  # a log wraps nothing
     return console
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-    names = " ".join(asdict(plan))
-    return show.fields_of(plan, names) | {"ExpectedValue": round(plan.expected_value, 2)}
 
 
 def money(value: float, currency_id: int | None) -> str:
@@ -224,48 +189,49 @@ def _grid(rows: Mapping[str, str | Text]) -> Table:
 # --- A run
 
 
-def figures_view(figures: Figures) -> Table:
+def figures_view(metrics: RunMetrics) -> Table:
     """Return what a live display shows: lines that are never wrapped, so that it does not flicker."""
     table = Table.grid(Column(no_wrap=True, overflow="ellipsis"), padding=(0, 1, 0, 0))
-    pairs, state = figures.pairs, _WORDS.get(figures.state, figures.state)
+    run, pairs, state = metrics.run, metrics.run.pairs, _WORDS.get(metrics.state, metrics.state)
     done = pairs.planned - pairs.pending
     head = Table.grid(*(Column(no_wrap=True) for _ in range(3)), padding=(0, 1, 0, 0))
     head.add_row(
-        Text(f"{state:<{_WIDEST}}", style=_STATES.get(figures.state, "bold")),
+        Text(f"{state:<{_WIDEST}}", style=_STATES.get(metrics.state, "bold")),
         ProgressBar(total=max(pairs.planned, 1), completed=done, width=_BAR),
         f"{done:,}/{pairs.planned:,} pairs  {done / max(pairs.planned, 1):.0%}",
     )
     table.add_row(head)
     counts = [f"{pairs.invited:,} invited", f"{pairs.rejected:,} rejected", f"{pairs.skipped:,} skipped"]
-    line = Text(f"  {figures.members:,} members: " + ", ".join(counts))
+    line = Text(f"  {run.members:,} members: " + ", ".join(counts))
     if doubtful := [f"{n:,} {w}" for w, n in (("unknown", pairs.unknown), ("not sent", pairs.not_sent)) if n]:
         line.append(", " + ", ".join(doubtful), style="red")
     table.add_row(line)
     table.add_row(
-        f"  {figures.requests:,} requests, {figures.invites_per_second:,.1f} invites/s, "
-        f"{figures.requests_per_second:,.1f} requests/s, limit {figures.limit:g}"
+        f"  {run.requests:,} requests, {metrics.invites_per_second:,.1f} invites/s, "
+        f"{metrics.requests_per_second:,.1f} requests/s, limit {metrics.limit:g}"
     )
-    worth = f"  expected value {money(figures.expected_value, figures.currency_id)}"
-    left = figures.seconds_left
+    worth = f"  expected value {money(run.expected_value, metrics.currency_id)}"
+    left = metrics.seconds_left
     table.add_row(worth if left is None else f"{worth}, {timedelta(seconds=ceil(left))} left")
-    for code, result, count in figures.refusals[:_MOST_CODES]:
+    for (code, result), count in metrics.refusals.most_common(_MOST_CODES):
         table.add_row(Text(f"  {count:>9,}  ", "yellow").append_text(show.plain(code_name(code, result))))
     return table
 
 
-def figures_json(figures: Figures) -> dict[str, Any]:
+def figures_json(metrics: RunMetrics) -> dict[str, Any]:
     return {
-        **show.fields_of(figures, "state reason"),
-        **pairs_json(figures.pairs),
-        **show.fields_of(figures, "members requests"),
-        "InvitesPerSecond": round(figures.invites_per_second, 1),
-        "RequestsPerSecond": round(figures.requests_per_second, 1),
-        "Limit": figures.limit,
-        "ExpectedValue": round(figures.expected_value, 2),
-        "SecondsLeft": None if figures.seconds_left is None else ceil(figures.seconds_left),
+        "State": metrics.state,
+        "Reason": metrics.run.reason,
+        **pairs_json(metrics.run.pairs),
+        **show.fields_of(metrics.run, "members requests"),
+        "InvitesPerSecond": round(metrics.invites_per_second, 1),
+        "RequestsPerSecond": round(metrics.requests_per_second, 1),
+        "Limit": metrics.limit,
+        "ExpectedValue": round(metrics.run.expected_value, 2),
+        "SecondsLeft": None if metrics.seconds_left is None else ceil(metrics.seconds_left),
         "Refusals": [
             {"ResultCode": code, "Result": code_name(code, result).partition(" ")[2], "Pairs": count}
-            for code, result, count in figures.refusals[:_MOST_CODES]
+            for (code, result), count in metrics.refusals.most_common(_MOST_CODES)
         ],
     }
 
@@ -355,10 +321,6 @@ def show_end(summary: Summary, reason: str) -> None:
     print_codes(summary, console)
     if summary.pairs.unknown:
         console.print("Unknown: an invite may exist; such a pair is not requested again.")
-
-
-def limits_json(limits: Limits, *, is_running: bool) -> dict[str, Any]:
-    return {**show.fields_of(limits, " ".join(asdict(limits))), "Running": is_running}
 
 
 def show_limits(limits: Limits, *, is_running: bool) -> None:

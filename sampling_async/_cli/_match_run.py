@@ -106,10 +106,6 @@ def _show(table: Table, rows: int, followed: Followed, summary: str) -> None:
     screen.print(f"\n{summary}")
 
 
-def _warn(text: str) -> None:
-    show.errors().print(show.plain(text, "yellow"), soft_wrap=True)
-
-
 _FEW: Final = 5
 _OTHERS: Final = OTHERS | {INVITES_LEFT}  # the columns that are not questions
 _GUESSES: Final = (
@@ -123,8 +119,6 @@ _GUESSES: Final = (
 
 @define
 class MatchRun:
-    """Matches a panel, and shows or writes the results."""
-
     _service: ServiceOptions
     _panel: str  # a file, or a query
     _options: MatchOptions
@@ -148,7 +142,7 @@ class MatchRun:
         if index.diagnostics:
             first = index.diagnostics[0]
             hint = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
-            _warn(
+            show.warn(
                 f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
                 f"quota {first.quota_id}, {first.message}{hint}"
             )
@@ -205,7 +199,7 @@ class MatchRun:
             )
         if missing:
             shown = ", ".join(missing[:_FEW]) + (", ..." if len(missing) > _FEW else "")
-            _warn(
+            show.warn(
                 f"the panel has no column for {len(missing):,} of {len(questions):,} questions, so they count "
                 f"as not answered: {shown}"
             )

@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cache
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve
+from attrs import evolve, fields
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
@@ -93,14 +92,10 @@ def emit_json(value: object) -> None:
     emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
 
 
-def fields_of(record: object, names: str) -> dict[str, Any]:
+def fields_of(record: Any, names: str = "") -> dict[str, Any]:
     """Return attributes of a record for JSON, by the contract's names; times are ISO 8601, amounts floats."""
-    return {name: _jsonable(getattr(record, attribute)) for attribute, name in _wire_names(names)}
-
-
-@cache
-def _wire_names(names: str) -> list[tuple[str, str]]:
-    return [(name, wire_name(name)) for name in names.split()]
+    names = names or " ".join(each.name for each in fields(type(record)))
+    return {wire_name(name): _jsonable(getattr(record, name)) for name in names.split()}
 
 
 def _jsonable(value: object) -> object:
@@ -112,7 +107,6 @@ def _jsonable(value: object) -> object:
 
 
 def emit_code(member_code: str) -> None:
-    """Write a member code as a line."""
     if len(member_code.splitlines()) > 1:
         raise DecodeError(
             "$.MemberCodes", "expected member codes of one line each, found one with a line break; use --json"
@@ -147,6 +141,10 @@ def note(text: str) -> None:
     stderr_console().print(plain(text), soft_wrap=True)
 
 
+def warn(text: str) -> None:
+    errors().print(plain(text, "yellow"), soft_wrap=True)
+
+
 def plain(text: str | None, style: str = "") -> Text:
     """Return text of the service without markup, with control characters replaced by a visible sign."""
     shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text or "")
@@ -163,10 +161,7 @@ def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def fitting_table(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, int]], width: int) -> Table:
-    """Return a table that leaves out columns where they do not all fit. It never cuts a number.
-
-    Each column has a number: on a narrow terminal the highest one is left out first, and 0 never.
-    """
+    """Return a table that cuts no number: if it is too wide, columns of high numbers are left out, 0 never."""
     widths = [max([len(name), *(len(row[at]) for row in rows)]) + 2 for at, (name, _) in enumerate(columns)]
     # Each width includes two blanks after the cell. The last column does not need them: hence `width + 2`.
     kept = list(range(len(columns)))
@@ -243,16 +238,14 @@ def setting_pairs(settings: Iterable[Setting]) -> Iterator[tuple[str, Text]]:
 
 
 def print_pairs(pairs: Iterable[tuple[str, Text]]) -> None:
-    """Print names and values, one pair a line; if a pair is too long for that, each value under its name.
-
-    Values are not cut into lines by this program, so a link can be copied.
-    """
+    """Print names and values, one pair a line; if a pair is too long for that, each value under its name."""
     rows = list(pairs)
     width = max((len(name) for name, _ in rows), default=0)
     console = screen()
     fits = all(width + 2 + len(value) <= console.width for _, value in rows)
     for name, value in rows:
         between = f"{name:<{width}}  " if fits else f"{name}\n  "
+        # Not wrapped by this program, so a link can be copied.
         console.print(Text(between, style="bold").append_text(value), soft_wrap=True)
 
 
@@ -271,7 +264,6 @@ def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
 
 
 def outcome_text(outcome: InviteOutcome, *, with_member: bool = False) -> Text:
-    """Return an outcome as a line for a terminal."""
     line = Text(f"{outcome.status.replace('_', ' '):<9}", style=STYLES[outcome.status])
     if with_member:
         line.append_text(plain(f" {outcome.member_code:<10}"))
@@ -331,17 +323,14 @@ class RateColumn(ProgressColumn):
 
 
 def progress_bar(*, total_known: bool, lines: bool = False) -> Progress:
-    """Return a progress display on stderr, which disappears at its end.
-
-    It is off if stderr is not a terminal, and if lines of JSON may appear on the same screen: directly, or
-    through a pipe whose reader prints them.
-    """
+    """Return a progress display on stderr, which disappears at its end."""
     known = (BarColumn(bar_width=24), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     open_ended = (TextColumn("{task.completed:,.0f}"), RateColumn(), TimeElapsedColumn())
     return _display(*(known if total_known else open_ended), lines=lines)
 
 
 def _display(*columns: ProgressColumn, lines: bool) -> Progress:
+    # Off where lines of JSON may appear on the same screen: directly, or through a pipe.
     console = stderr_console()
     return Progress(
         SpinnerColumn(),
@@ -356,19 +345,12 @@ def _display(*columns: ProgressColumn, lines: bool) -> Progress:
 
 
 class StreamBar:
-    """A display of a stream's own progress: a context manager, which removes the display at its end."""
+    """A display of a stream's own progress."""
 
     def __init__(self, *, lines: bool = False) -> None:
         self.display = _display(BarColumn(bar_width=24), TextColumn("{task.fields[text]}"), lines=lines)
         self.total: int | None = None  # of quota IDs, if the stream does not know it
         self._task = self.display.add_task("Inviting", total=None, text="")
-
-    def __enter__(self) -> Self:
-        self.display.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.display.stop()
 
     @contextmanager
     def follow(self, stream: OutcomeStream) -> Generator[None]:

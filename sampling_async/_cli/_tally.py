@@ -54,8 +54,6 @@ def code_name(code: int | None, result: str | None) -> str:
 
 @define
 class Tally:
-    """The counts of outcomes so far."""
-
     statuses: Counter[OutcomeStatus] = field(factory=Counter[OutcomeStatus])
     # By result code and its name; None for outcomes without a code.
     codes: Counter[tuple[int | None, str | None]] = field(factory=Counter[tuple[int | None, str | None]])
@@ -89,14 +87,6 @@ class Tally:
     def total(self) -> int:
         return self.statuses.total()
 
-    @property
-    def seconds(self) -> float:
-        return self._clock() - self._started
-
-    def rate(self) -> float:
-        """Return how many outcomes the service gave a second: not those given up, nor those from a journal."""
-        return self._answered / max(self.seconds, 1e-9)
-
     def exit_code(self) -> int:
         """Return the exit code of the counts: that of the failure if no ID got a result at all."""
         if not self.statuses["not_sent"] + self.statuses["unknown"]:
@@ -108,6 +98,9 @@ class Tally:
         return next(iter(self._exit_codes))
 
     def in_words(self) -> str:
+        seconds = self._clock() - self._started
+        # What the service gave: not what was given up, nor what is from a journal.
+        rate = self._answered / max(seconds, 1e-9)
         counts = ", ".join(f"{self.statuses[status]:,} {status.replace('_', ' ')}" for status in STATUSES)
         ids = "quota ID" if self.total == 1 else "quota IDs"
-        return f"{self.total:,} {ids} in {self.seconds:.1f} s ({self.rate():,.0f}/s)\n{counts}"
+        return f"{self.total:,} {ids} in {seconds:.1f} s ({rate:,.0f}/s)\n{counts}"

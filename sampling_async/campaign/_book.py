@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from attrs import define, field, frozen
+from attrs import define
 
 from sampling_async._contract.errors import ClientClosedError, ForbiddenError, OutageError
 from sampling_async._contract.records import ResultCode
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from sampling_async import InviteOutcome
-    from sampling_async.campaign._ledger_file import DueMember, PlannedQuota
+    from sampling_async.campaign._ledger_file import DueMember, Notes, PlannedQuota
     from sampling_async.campaign._lessons import Rule
 
 MOST_TRIES: Final = 3  # how often the same pair is requested, if each time the reason passes by itself
@@ -38,34 +38,8 @@ class _Place:
     refused: tuple[int, int] = (0, 0)
 
 
-@frozen
-class Ready:
-    """What is requested for a member now, and what was changed for that."""
-
-    quota_ids: tuple[int, ...]  # what to request; it may be nothing
-    skipped: tuple[PairEnd, ...] = ()  # what ends without another request, as skipped or as it was answered
-    added: tuple[NewPair, ...] = ()  # what takes its place
-
-
-@define
-class Effects:
-    """What some outcomes of a member change. What is added is for the member's next turn."""
-
-    ends: list[PairEnd] = field(factory=list[PairEnd])
-    invites: list[MadeInvite] = field(factory=list[MadeInvite])
-    added: list[NewPair] = field(factory=list[NewPair])
-    closed_quotas: list[tuple[str, int]] = field(factory=list["tuple[str, int]"])
-    closed_member: str | None = None  # why the member gets nothing more
-    codes: dict[int, str] = field(factory=dict[int, str])  # the service's names of the codes
-    stop: str | None = None  # why the campaign cannot go on
-
-
 class Book:
-    """What is known while a campaign runs: rooms, closed quotas, and counts.
-
-    `earlier` are the pairs of earlier plans, by quota, that were invited or are unknown. The rooms of this plan
-    already exclude them.
-    """
+    """What is known while a campaign runs: rooms, closed quotas, and counts."""
 
     def __init__(
         self,
@@ -92,6 +66,7 @@ class Book:
         self.expected = 0.0
         self.asked = 0  # pairs that were requested and have no outcome yet
         self.asked_cost = 0.0
+        self.stop: str | None = None  # why the campaign cannot go on
         for quota_id, state, count, value in counts:
             self.counts[state] += count
             place = self._places[quota_id]
@@ -99,6 +74,7 @@ class Book:
                 place.left -= count
             if state == "invited":
                 self.expected += value
+        # The rooms of this plan already exclude what was invited, or is unknown, of earlier ones.
         for quota_id, count in (earlier or {}).items():
             self._places[quota_id].left += count
 
@@ -125,14 +101,12 @@ class Book:
 
     # --- Before a request
 
-    def ready(self, member: DueMember, most: int) -> Ready:
-        """Decide what is requested for a member now, at most `most` pairs: these go from `due` to `waiting`.
+    def ready(self, member: DueMember, most: int, notes: Notes) -> tuple[int, ...]:
+        """Return what is requested for a member now, at most `most` pairs: these go from `due` to `waiting`.
 
-        Its quotas that are closed give way to its reserves.
+        Its quotas that are closed end, as skipped or as they were answered, and give way to its reserves.
         """
         asked: list[int] = []
-        skipped: list[PairEnd] = []
-        added: list[NewPair] = []
         for quota_id in list(member.due):
             reason = member.closed or self._closed_because(quota_id)
             if reason is None:
@@ -140,10 +114,10 @@ class Book:
                 continue
             tries, code = member.due.pop(quota_id), member.refused.get(quota_id)
             state = "skipped" if code is None else "rejected"
-            skipped.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, quota_id))
+            notes.ends.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, quota_id))
             self._end(quota_id, state)
             if member.closed is None and (pair := self._next_best(member, member.turn)) is not None:
-                added.append(pair)
+                notes.pairs.append(pair)
                 asked.append(pair.quota)
                 member.due[pair.quota] = 0
         now = tuple(asked[:most])
@@ -152,7 +126,7 @@ class Book:
             self.asked_cost += self._places[quota_id].quota.cost
         member.waiting.update(now)
         self.asked += len(now)
-        return Ready(now, tuple(skipped), tuple(added))
+        return now
 
     def _closed_because(self, quota_id: int) -> str | None:
         place = self._places[quota_id]
@@ -190,45 +164,43 @@ class Book:
 
     # --- After a request
 
-    def record(self, member: DueMember, outcomes: Iterable[InviteOutcome], now: float) -> Effects:
-        """Record outcomes of a member, and decide what they change."""
-        feedback = Effects()
+    def record(self, member: DueMember, outcomes: Iterable[InviteOutcome], now: float, notes: Notes) -> None:
+        """Record outcomes of a member, and note what they change. New pairs are for the member's next turn."""
         for outcome in outcomes:
             if not self.put_back(member, outcome.quota_id):  # given twice
                 continue
             if outcome.status == "not_sent" and isinstance(outcome.error, _OF_ALL):
                 continue
             if outcome.result_code is not None and outcome.result:
-                feedback.codes[outcome.result_code] = outcome.result
+                notes.codes[outcome.result_code] = outcome.result
             if outcome.status == "invited":
-                self._invited(member, outcome, feedback, now)
+                self._invited(member, outcome, notes, now)
             elif outcome.status == "unknown":
                 # It may be an invite.
                 self.spent += self._places[outcome.quota_id].quota.cost
-                self._close(member, outcome, feedback)
+                self._close(member, outcome, notes)
             else:
-                self._refused(member, outcome, feedback, now)
-        return feedback
+                self._refused(member, outcome, notes, now)
 
-    def _invited(self, member: DueMember, outcome: InviteOutcome, feedback: Effects, now: float) -> None:
+    def _invited(self, member: DueMember, outcome: InviteOutcome, notes: Notes, now: float) -> None:
         invite, place = outcome.invite, self._places[outcome.quota_id]
         assert invite is not None
         place.refused = (0, 0)
         self.spent += max(place.quota.cost, invite.member_amount or 0.0)
         self.expected += place.quota.value
-        self._close(member, outcome, feedback)
+        self._close(member, outcome, notes)
         survey, amounts = (invite.survey_id, invite.wave_id), (invite.partner_amount, invite.member_amount)
-        feedback.invites.append(
+        notes.invites.append(
             MadeInvite(member.id, outcome.quota_id, *survey, invite.url, *amounts, invite.loi, invite.ir, now)
         )
 
-    def _close(self, member: DueMember, outcome: InviteOutcome, feedback: Effects) -> None:
+    def _close(self, member: DueMember, outcome: InviteOutcome, notes: Notes) -> None:
         self._end(outcome.quota_id, outcome.status)
         tries = member.tries.get(outcome.quota_id, 0) + 1
         state, code, reason = outcome.status, outcome.result_code, _reason_of(outcome)
-        feedback.ends.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, outcome.quota_id))
+        notes.ends.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, outcome.quota_id))
 
-    def _refused(self, member: DueMember, outcome: InviteOutcome, feedback: Effects, now: float) -> None:
+    def _refused(self, member: DueMember, outcome: InviteOutcome, notes: Notes, now: float) -> None:
         rule = rule_for(self._rules, outcome.result_code)
         # Without a code nothing was refused: it could not be sent, which passes by itself.
         passes = outcome.result_code is None or rule.lesson is Lesson.LATER
@@ -236,42 +208,43 @@ class Book:
         if passes and tries < MOST_TRIES:
             state, code, due = "pending", outcome.result_code, now + self._retry_seconds
             turn = member.turn + 1
-            feedback.ends.append(
+            notes.ends.append(
                 PairEnd(state, code, _reason_of(outcome), turn, tries, due, member.id, outcome.quota_id)
             )
             return
-        self._close(member, outcome, feedback)
+        self._close(member, outcome, notes)
         if outcome.result_code is None:
             # The next run requests it again. So it keeps its room, and nothing takes its place.
             self._places[outcome.quota_id].left -= 1
             return
-        self._apply(rule, member, outcome, feedback)
+        self._apply(rule, member, outcome, notes)
         if member.closed is None and member.turn < self._max_turns:
             pair = self._next_best(member, member.turn + 1)
             if pair is not None:
-                feedback.added.append(pair)
+                notes.pairs.append(pair)
 
-    def _apply(self, rule: Rule, member: DueMember, outcome: InviteOutcome, feedback: Effects) -> None:
+    def _apply(self, rule: Rule, member: DueMember, outcome: InviteOutcome, notes: Notes) -> None:
         """Apply to other pairs what a refusal says about them."""
         code = outcome.result_code or 0
         name = outcome.result or ResultCode.name_of(code) or f"result code {code}"
         if rule.lesson is Lesson.MEMBER:
-            member.closed = feedback.closed_member = name
+            member.closed = name
+            notes.closed_members.append((name, member.id))
         elif rule.lesson is Lesson.STOP:
-            feedback.stop = f"the service answered {name} ({code}): no pair can succeed"
+            self.stop = self.stop or f"the service answered {name} ({code}): no pair can succeed"
         elif rule.lesson in {Lesson.QUOTA, Lesson.SURVEY}:
             place = self._places[outcome.quota_id]
             last, count = place.refused
             place.refused = (code, count + 1 if code == last else 1)
             if place.refused[1] >= rule.in_a_row:
-                self._take_out(place.quota, name, rule.lesson, feedback)
+                self._take_out(place.quota, name, rule.lesson, notes)
 
-    def _take_out(self, quota: PlannedQuota, reason: str, lesson: Lesson, feedback: Effects) -> None:
+    def _take_out(self, quota: PlannedQuota, reason: str, lesson: Lesson, notes: Notes) -> None:
         same = [quota.id] if lesson is Lesson.QUOTA else self._of_survey[quota.survey]
         for quota_id in same:
             if self._places[quota_id].closed is None:
                 self._places[quota_id].closed = reason
-                feedback.closed_quotas.append((reason, quota_id))
+                notes.closed_quotas.append((reason, quota_id))
 
 
 def _reason_of(outcome: InviteOutcome) -> str | None:

@@ -182,7 +182,12 @@ class Campaign:
         else:
             index = await in_thread(partial(QuotaIndex, inventory, kinds=self._kinds, policy=self._policy))
             if self._client is not None:
-                await self._read_recontacts(self._client, index)
+                # So that recontact quotas are requested for nobody else.
+                for target in list(index.quota_ids.targets()):
+                    if target.survey.is_survey_recontact:
+                        quota_id = target.quota.quota_id
+                        codes = [code async for code in self._client.recontact_members(quota_id)]
+                        index.recontact(quota_id, codes)
         return Planner(
             panel=self._panel,
             index=index,
@@ -197,13 +202,6 @@ class Campaign:
         if self._client is None:
             raise InvalidRequestError("this campaign has no client, so it cannot ask the service")
         return self._client
-
-    async def _read_recontacts(self, client: SamplingClient, index: QuotaIndex) -> None:
-        """Read the members of recontact quotas, so that these are requested for nobody else."""
-        for target in list(index.quota_ids.targets()):
-            if target.survey.is_survey_recontact:
-                quota_id = target.quota.quota_id
-                index.recontact(quota_id, [code async for code in client.recontact_members(quota_id)])
 
     async def _planning(self, planner: Planner, open_seconds: float | None) -> Plan:
         # A thread that is left behind would hold the ledger, and make the plan although it was cancelled.
@@ -295,9 +293,8 @@ class Campaign:
         earlier call are replaced, invites of another format too.
 
         Args:
-            folder: The folder; it is made if there is none.
-            partitions: The columns by which invites are divided into folders: survey_id, wave_id, quota_id,
-                day.
+            folder: It is made if there is none.
+            partitions: Any of survey_id, wave_id, quota_id, day: invites are divided into folders by them.
             kind: The format of the invites.
             title: The title of the report.
 

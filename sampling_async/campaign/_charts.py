@@ -46,10 +46,8 @@ def _tag(name: str, *content: str, **attributes: object) -> Markup:
 
 
 def bar(whole: float, parts: Mapping[str, float]) -> Markup:
-    """Return a small bar for a table, with its parts by kind, from the left; `whole` is the full width.
-
-    The numbers are beside it, so that screen readers pass over it.
-    """
+    """Return a small bar for a table, with its parts by kind, from the left; `whole` is the full width."""
+    # The numbers are beside it, so that screen readers may pass over it.
     return _tag("svg", *_segments(whole, parts), aria_hidden="true")
 
 
@@ -160,10 +158,7 @@ def _time_texts(stamp: float, step: float) -> tuple[str, str]:
 
 @frozen
 class TimeChart:
-    """Draws values of moments, one at least, with the waits as bands behind them.
-
-    `unit` is what the axis counts, `label` what the chart shows, for those who do not see it.
-    """
+    """Draws values of moments, with the waits as bands; `label` is for those who do not see the chart."""
 
     moments: Sequence[Moment]
     waits: Sequence[Wait]
@@ -179,10 +174,7 @@ class TimeChart:
         return self._drawn(scale, paths, "areas", unit, label)
 
     def curves(self, curves: Mapping[str, Values], *, unit: str, label: str) -> Markup:
-        """Return lines with steps, by style: a colour, and `dashed`. Where a value is missing there is a gap.
-
-        The text is empty if all values are missing.
-        """
+        """Return lines with steps, and with gaps, by style: a colour, and `dashed`; empty without any value."""
         if all(value is None for values in curves.values() for value in values):
             return Markup()
         scale = Scale(max(map(highest, curves.values())))
@@ -213,11 +205,9 @@ class TimeChart:
 
     def _edges(self) -> list[tuple[float, float]]:
         span = Span.of(self.moments)
-        begins = [_stamp(moment.at) for moment in self.moments]
-        ends = [begin + moment.seconds for begin, moment in zip(begins, self.moments, strict=True)]
+        times = [(_stamp(moment.at), _stamp(moment.at) + moment.seconds) for moment in self.moments]
         return [
-            (round(_WIDE * span.share(begin), 2), round(_WIDE * span.share(end), 2))
-            for begin, end in zip(begins, ends, strict=True)
+            (round(_WIDE * span.share(begin), 2), round(_WIDE * span.share(end), 2)) for begin, end in times
         ]
 
     def _drawn(self, scale: Scale, paths: Iterable[Markup], kind: str, unit: str, label: str) -> Markup:

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from itertools import groupby
@@ -39,6 +39,7 @@ _PAIRS: Final = """
 SELECT m.code, p.quota, p.plan, p.certain, p.state, p.code, p.reason
 FROM pairs AS p JOIN members AS m ON m.id = p.member ORDER BY p.member, p.plan, p.rank
 """
+# The columns by which invites can be divided into folders.
 _BY: Final = {
     "survey_id": "i.survey",
     "wave_id": "i.wave",
@@ -49,7 +50,6 @@ _OTHER_NAMES: Final = ("pairs.parquet", "summary.json", "report.html")
 _INVITE_NAMES: Final = frozenset({"invites", "invites.parquet", "invites.jsonl"})
 _NAMES: Final = _INVITE_NAMES.union(_OTHER_NAMES)
 _UNFINISHED: Final = ".campaign-"  # how the name of a folder begins whose files are not complete yet
-PARTITIONS: Final = tuple(_BY)  # the columns by which invites can be divided into folders
 
 
 def _schemas() -> tuple[Any, Any]:
@@ -63,12 +63,10 @@ def _schemas() -> tuple[Any, Any]:
 
 
 def check_partitions(partitions: Sequence[str], kind: InviteFormat) -> None:
-    """Refuse partitions or a format that there is not."""
-    wrong = [name for name in partitions if name not in PARTITIONS]
+    wrong = [name for name in partitions if name not in _BY]
     if wrong or len(set(partitions)) < len(partitions):
         raise InvalidRequestError(
-            f"invites can be divided by {', '.join(PARTITIONS)}, each once, not by "
-            f"{', '.join(map(repr, partitions))}"
+            f"invites can be divided by {', '.join(_BY)}, each once, not by {', '.join(map(repr, partitions))}"
         )
     if kind not in {"parquet", "jsonl"}:
         raise InvalidRequestError(f"the format of invites must be parquet or jsonl, not {kind!r:.40}")
@@ -232,29 +230,17 @@ def _by_partition(
 
 def _write_one(batches: Iterable[Any], schema: Any, path: Path) -> None:
     make_private(path)
-    is_parquet = path.suffix == ".parquet"
-    with closing(
-        import_module("pyarrow.parquet").ParquetWriter(path, schema) if is_parquet else _Lines(path)
-    ) as writer:
+    if path.suffix == ".parquet":
+        with import_module("pyarrow.parquet").ParquetWriter(path, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return
+    encode = json.JSONEncoder(separators=(",", ":"), default=datetime.isoformat).encode
+    with path.open("w", encoding="utf-8") as file:
         for batch in batches:
-            writer.write_batch(batch)
+            file.writelines(f"{encode(row)}\n" for row in batch.to_pylist())
 
 
 def _write_text(text: str, path: Path) -> None:
     make_private(path)
     path.write_text(text, encoding="utf-8")
-
-
-class _Lines:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
-
-    def write_batch(self, batch: Any) -> None:
-        for row in batch.to_pylist():
-            plain = {
-                name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()
-            }
-            self._file.write(json.dumps(plain, separators=(",", ":")) + "\n")
-
-    def close(self) -> None:
-        self._file.close()

@@ -60,8 +60,6 @@ REPLANNED: Final = "planned anew"
 
 
 class CampaignLedger(LedgerFile):
-    """One use of a campaign's ledger."""
-
     # --- Facts and limits
 
     def note(self, **facts: object) -> None:
@@ -93,9 +91,8 @@ class CampaignLedger(LedgerFile):
         self.plan += 1
         try:
             with self._writing() as database:
-                planning = Planning(database, self.plan)
-                yield planning
-                planning.end()
+                yield Planning(database, self.plan)
+                database.execute("DROP TABLE IF EXISTS temp.seen")  # it was only needed for the plan
                 _note(database, {"plan": self.plan})
         except BaseException:
             self.plan -= 1
@@ -109,14 +106,14 @@ class CampaignLedger(LedgerFile):
         )
         return [PlannedQuota(*row) for row in self._rows(query)]
 
-    def counts(self) -> list[tuple[int, str, int, float]]:
+    def counts(self) -> Sequence[tuple[int, str, int, float]]:
         """Return the number of pairs of each quota and state, and their value by the plans they belong to."""
         query = (
             "SELECT p.quota, p.state, sum(p.pairs), sum(p.pairs * t.value)"
             " FROM (SELECT quota, plan, state, count(*) AS pairs FROM pairs GROUP BY quota, plan, state) AS p"
             " JOIN terms AS t USING (quota, plan) GROUP BY p.quota, p.state"
         )
-        return [(quota, state, count, value) for quota, state, count, value in self._rows(query)]
+        return self._rows(query)
 
     def earlier(self) -> dict[int, int]:
         """Return the number of pairs of each quota that may be invites of earlier plans."""
@@ -126,44 +123,38 @@ class CampaignLedger(LedgerFile):
         )
         return dict(self._rows(query, (self.plan,)))
 
-    def delivered(self) -> Iterator[tuple[str, int, str, int | None]]:
-        """Yield member code, survey, state and code of all pairs that were requested."""
-        yield from self._rows(
+    def delivered(self) -> Sequence[tuple[str, int, str, int | None]]:
+        """Return member code, survey, state and code of all pairs that were requested."""
+        return self._rows(
             "SELECT m.code, q.survey, p.state, p.code FROM pairs AS p JOIN members AS m ON m.id = p.member"
             " JOIN quotas AS q ON q.id = p.quota WHERE p.state NOT IN ('pending', 'skipped')"
         )
 
-    def open_invites(self, since: float) -> list[tuple[int, int, int]]:
-        """Return quota, survey and number of the invites that may still end in a complete.
+    def open_invites(self, since: float) -> Sequence[tuple[int, int, int]]:
+        """Return quota, survey and number of the invites that may be there and still end in a complete."""
+        return self._rows(
+            "SELECT quota, survey, count(*) FROM invites WHERE at >= ? GROUP BY quota, survey"
+            " UNION ALL SELECT p.quota, q.survey, count(*)"
+            " FROM pairs AS p JOIN quotas AS q ON q.id = p.quota"
+            " WHERE p.state = 'unknown' GROUP BY p.quota, q.survey",
+            (since,),
+        )
 
-        Pairs whose outcome is unknown count too: nobody knows when, or whether, they were made.
-        """
-        return [
-            (quota, survey, count)
-            for quota, survey, count in self._rows(
-                "SELECT quota, survey, count(*) FROM invites WHERE at >= ? GROUP BY quota, survey"
-                " UNION ALL SELECT p.quota, q.survey, count(*)"
-                " FROM pairs AS p JOIN quotas AS q ON q.id = p.quota"
-                " WHERE p.state = 'unknown' GROUP BY p.quota, q.survey",
-                (since,),
-            )
-        ]
-
-    def open_of_members(self, since: float) -> list[tuple[str, int]]:
+    def open_of_members(self, since: float) -> Sequence[tuple[str, int]]:
         """Return member codes, each with its number of invites that may still end in a complete."""
         query = (
             "SELECT m.code, count(*) FROM members AS m JOIN pairs AS p ON p.member = m.id"
             " LEFT JOIN invites AS i ON i.member = p.member AND i.quota = p.quota"
             " WHERE p.state = 'unknown' OR p.state = 'invited' AND i.at >= ? GROUP BY m.id"
         )
-        return [(code, count) for code, count in self._rows(query, (since,))]
+        return self._rows(query, (since,))
 
     # --- A run
 
     def begin_run(self, now: float) -> int:
         """Note that a run begins, and return its number. What the one before had in flight is unknown."""
+        self.end_lost()
         with self._writing() as database:
-            self._end_lost(database)
             # What could not be sent is requested again at once: this may be another day. A refusal stays one.
             database.execute(
                 "UPDATE pairs SET state = 'pending', tries = 0, due = 0"
@@ -182,22 +173,16 @@ class CampaignLedger(LedgerFile):
     def end_lost(self) -> None:
         """End what a run that was killed has left: what was in flight is unknown. The ledger must be locked."""
         with self._writing() as database:
-            self._end_lost(database)
-
-    def _end_lost(self, database: sqlite3.Connection) -> None:
-        lost = database.execute(IN_FLIGHT, (self.plan,)).fetchall()
-        database.executemany(
-            "UPDATE pairs SET state = 'unknown', reason = ? WHERE member = ? AND quota = ? AND plan = ?",
-            [(KILLED, member, quota, self.plan) for member, quota in lost],
-        )
-        database.execute("DELETE FROM requests")
+            lost = database.execute(IN_FLIGHT, (self.plan,)).fetchall()
+            database.executemany(
+                "UPDATE pairs SET state = 'unknown', reason = ? WHERE member = ? AND quota = ? AND plan = ?",
+                [(KILLED, member, quota, self.plan) for member, quota in lost],
+            )
+            database.execute("DELETE FROM requests")
 
     def end_run(self, run: int, now: float, reason: str) -> None:
         with self._writing() as database:
             database.execute("UPDATE runs SET ended = ?, reason = ? WHERE id = ?", (now, reason, run))
-
-    def last_request(self) -> int:
-        return int(self.fact("requests") or 0)
 
     def last_wait(self) -> int:
         return int(self._value("SELECT coalesce(max(id), 0) FROM waits"))
@@ -271,8 +256,7 @@ class CampaignLedger(LedgerFile):
             _note(database, {"requests": requests})
 
     def _write(self, database: sqlite3.Connection, notes: Notes) -> None:
-        plan = self.plan
-        many = database.executemany
+        plan, many = self.plan, database.executemany
         many(
             "INSERT INTO pairs (member, quota, rank, certain, turn, plan) VALUES (?, ?, ?, ?, ?, ?)",
             [(*pair, plan) for pair in notes.pairs],
@@ -345,10 +329,6 @@ class Planning:
                 raise InvalidRequestError(
                     f"{name}: row {row} has the member code of an earlier row; each member must have one row"
                 )
-
-    def end(self) -> None:
-        """Forget what was only needed for the plan."""
-        self._database.execute("DROP TABLE IF EXISTS temp.seen")
 
     def add_quotas(self, quotas: Sequence[PlannedQuota]) -> None:
         """Add quotas, or replace what an earlier plan knew of them."""

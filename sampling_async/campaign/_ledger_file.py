@@ -39,8 +39,6 @@ class PlannedQuota:
 
 @define
 class DueMember:
-    """A member whose turn it is."""
-
     id: int  # its number in the ledger
     code: str = field(repr=hidden)
     closed: str | None  # why it gets nothing more; None if it may
@@ -55,8 +53,6 @@ class DueMember:
 
 
 class NewPair(NamedTuple):
-    """A pair to be planned."""
-
     member: int
     quota: int
     rank: int
@@ -78,8 +74,6 @@ class PairEnd(NamedTuple):
 
 
 class MadeInvite(NamedTuple):
-    """An invite as it is kept."""
-
     member: int
     quota: int
     survey: int
@@ -296,7 +290,6 @@ class LedgerFile:
             yield self._connection
 
     def fact(self, name: str) -> str | None:
-        """Return a fact that was noted, or None."""
         rows = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
         return rows[0][0] if rows else None
 

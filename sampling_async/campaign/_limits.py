@@ -92,11 +92,7 @@ class Limits:
         return evolve(self, **changes)
 
     def seconds_closed(self, now: float) -> float:
-        """Return the seconds until the hours begin; 0 within them.
-
-        Args:
-            now: Seconds since 1970.
-        """
+        """Return the seconds until the hours begin; 0 within them. `now` is in seconds since 1970."""
         if self.hours is None:
             return 0.0
         zone: tzinfo = UTC if self.zone is None else ZoneInfo(self.zone)

@@ -94,8 +94,6 @@ class Plan:
 
 @frozen(kw_only=True)
 class Planner:
-    """Everything that a plan is made from."""
-
     panel: Panel
     index: QuotaIndex
     allocate: Allocate
@@ -114,14 +112,14 @@ class Planner:
         limits: Limits | None = None,
     ) -> None:
         """Write a plan; for a top-up, `open_seconds` is how long an invite may still end in a complete."""
-        held, allocate = None, self.allocate
+        less, allocate = None, self.allocate
         if not allocate.reserves:
             # Without reserves a refusal leaves a member with less, and the lesson from it helps nobody.
             allocate = evolve(allocate, reserves=allocate.per_member)
         if open_seconds is not None:
             since, most = now - open_seconds, allocate.per_member
             left = {code: max(0, most - count) for code, count in ledger.open_of_members(since)}
-            held = _Held(self._delivered(ledger), left)
+            less = partial(_offered_less, surveys=self._delivered(ledger), left=left)
             allocate = self._topped_up(ledger, allocate, since)
         matcher = PanelMatcher(self.index, allocate)
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
@@ -129,14 +127,12 @@ class Planner:
 
         def batches() -> Iterator[Any]:
             read = wanted.each(source.opened())
-            return read if held is None else (_offered_less(batch, held) for batch in read)
+            return read if less is None else map(less, read)
 
         with _naming(source):
-            priced = (
-                matcher
-                if allocate.prices is not None
-                else matcher.derive_prices(batches(), workers=self.workers)
-            )
+            priced = matcher
+            if allocate.prices is None:
+                priced = matcher.derive_prices(batches(), workers=self.workers)
             with ledger.planning() as planning:
                 allocated = wanted.each(priced.run(batches(), workers=self.workers))
                 self._write(planning, priced, allocated, source, now)
@@ -256,14 +252,12 @@ def plan_of(ledger: CampaignLedger) -> Plan | None:
         # Earlier plans of the ledger have used a part of the cap.
         left = max(0, limits.max_invites - int(facts["invited_before"]))
         value, invites = value * min(1.0, left / invites) if invites else 0.0, min(invites, left)
+    counts: dict[str, Any] = {
+        name: int(facts[name]) for name in ("members", "matched", "pairs", "certain", "quotas", "room")
+    }
     return Plan(
-        members=int(facts["members"]),
-        matched=int(facts["matched"]),
-        pairs=int(facts["pairs"]),
-        certain=int(facts["certain"]),
+        **counts,
         requests=int(facts["requests_planned"]),
-        quotas=int(facts["quotas"]),
-        room=int(facts["room"]),
         expected_invites=invites,
         expected_value=value,
         currency_id=int(facts["currency"]) if facts["currency"].isdecimal() else None,
@@ -332,16 +326,6 @@ def _source_of(
         except StopIteration:
             columns = ()
         source = _ReopenablePanel(columns, lambda: _batches(given(), renamed), "the panel")
-    _check(source, matcher)
-    return source
-
-
-def _missing_questions(source: _ReopenablePanel, matcher: PanelMatcher) -> tuple[int, ...]:
-    """Return the questions of the inventory that the panel has no column for."""
-    return tuple(question_id for question_id in matcher.questions if str(question_id) not in source.columns)
-
-
-def _check(source: _ReopenablePanel, matcher: PanelMatcher) -> None:
     if not source.columns:
         raise InvalidRequestError(f"{source.name} has no members")
     has, questions = f"it has {files.named(source.columns)}", matcher.questions
@@ -356,6 +340,11 @@ def _check(source: _ReopenablePanel, matcher: PanelMatcher) -> None:
             f"Name the columns that hold answers: columns={{'its name': '{questions[0]}'}}, or --column "
             f"{questions[0]}=NAME"
         )
+    return source
+
+
+def _missing_questions(source: _ReopenablePanel, matcher: PanelMatcher) -> tuple[int, ...]:
+    return tuple(question_id for question_id in matcher.questions if str(question_id) not in source.columns)
 
 
 def _batches(stream: Any, renamed: Mapping[str, str]) -> Iterator[Any]:
@@ -367,16 +356,11 @@ def _batches(stream: Any, renamed: Mapping[str, str]) -> Iterator[Any]:
         yield batch.rename_columns(names) if renamed else batch
 
 
-@frozen
-class _Held:
-    """What members hold of earlier plans, by member code."""
+def _offered_less(batch: Any, surveys: Mapping[str, set[int]], left: Mapping[str, int]) -> Any:
+    """Return a part of a panel in which members are offered less, because of what they hold of earlier plans.
 
-    surveys: Mapping[str, set[int]]  # the surveys that each member must not be offered again
-    left: Mapping[str, int]  # how many more invites a member may get; the others may get all
-
-
-def _offered_less(batch: Any, held: _Held) -> Any:
-    """Return a part of a panel in which members are offered less, because of what they hold."""
+    By member code: `surveys` are not offered again, and `left` is how many more invites there may be.
+    """
 
     def values(name: str) -> list[Any]:
         names = batch.schema.names
@@ -384,10 +368,10 @@ def _offered_less(batch: Any, held: _Held) -> Any:
 
     codes = list(map(str, values(MEMBER_CODE)))
     given = zip(codes, values(EXCLUDED), values(INVITES_LEFT), strict=True)
-    surveys, left = list[list[int]](), list[int | None]()
+    excluded, invites = list[list[int]](), list[int | None]()
     for code, had, most in given:
-        surveys.append(sorted({*(had or ()), *held.surveys.get(code, ())}))
-        left.append(min((each for each in (most, held.left.get(code)) if each is not None), default=None))
-    new = {EXCLUDED: pa.array(surveys, pa.list_(pa.int64())), INVITES_LEFT: pa.array(left, pa.int64())}
+        excluded.append(sorted({*(had or ()), *surveys.get(code, ())}))
+        invites.append(min((each for each in (most, left.get(code)) if each is not None), default=None))
+    new = {EXCLUDED: pa.array(excluded, pa.list_(pa.int64())), INVITES_LEFT: pa.array(invites, pa.int64())}
     rest = {name: batch.column(name) for name in batch.schema.names if name not in new}
     return pa.record_batch([*rest.values(), *new.values()], names=[*rest, *new])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sampling_async import InviteOutcome
     from sampling_async._protocol.requests import Chunk
-    from sampling_async.campaign._book import Book, Ready
+    from sampling_async.campaign._book import Book
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._summing import Moments
 
@@ -37,7 +37,6 @@ class LedgerRecord:
     asked: int  # how many members had a request, in all runs
     requests: int  # how many requests there were, in all runs
     changed: Notifier = field(factory=Notifier)
-    stop: str | None = None  # why the campaign cannot go on
     is_ending: bool = False  # whether what is not sent now goes back to what is pending
     _members: dict[str, DueMember] = field(factory=dict[str, DueMember])
     _sent_at: dict[int, float] = field(factory=dict[int, float])
@@ -60,15 +59,16 @@ class LedgerRecord:
         member = self._members.get(member_code)
         return member is not None and quota_id in member.waiting
 
-    def note_ready(self, member: DueMember, ready: Ready) -> None:
-        """Note what is requested for a member now, and what was changed for that."""
-        self._notes.pairs += ready.added
-        self._notes.ends += ready.skipped
-        self._noted += bool(ready.added or ready.skipped)
-        if ready.quota_ids:
+    def ready(self, member: DueMember, most: int) -> tuple[int, ...]:
+        """Return what is requested for a member now, at most so many pairs; note what was changed for that."""
+        before = len(self._notes.ends)
+        quota_ids = self._book.ready(member, most, self._notes)
+        self._noted += len(self._notes.ends) > before  # a new pair takes the place of one that has ended
+        if quota_ids:
             self._members[member.code] = member
             self.asked += not member.was_asked
             member.was_asked = True
+        return quota_ids
 
     def note_wait(self, number: int, kind: str, began: float, ended: float) -> None:
         """Note a time in which nothing was requested; the same number again makes it longer."""
@@ -120,18 +120,11 @@ class LedgerRecord:
                 if each.status == "not_sent":
                     self._book.put_back(member, each.quota_id)
             outcomes = [each for each in outcomes if each.status != "not_sent"]
-        feedback = self._book.record(member, outcomes, now)
-        notes.ends += feedback.ends
-        notes.invites += feedback.invites
-        notes.pairs += feedback.added
-        notes.closed_quotas += feedback.closed_quotas
-        notes.codes |= feedback.codes
-        if feedback.closed_member is not None:
-            notes.closed_members.append((feedback.closed_member, member.id))
-        self.stop = self.stop or feedback.stop
+        before = len(notes.ends)
+        self._book.record(member, outcomes, now, notes)
         if not member.waiting:
             del self._members[member.code]
-        states = [end.state for end in feedback.ends]
+        states = [end.state for end in notes.ends[before:]]
         self.moments.add(
             now,
             latency,

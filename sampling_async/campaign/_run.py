@@ -124,7 +124,8 @@ class CampaignRun:
             self._record = LedgerRecord(
                 self._ledger, Moments(self._number), self._book, self._wall_clock, self._clock, *self._before
             )
-            self._stream = self._client.fan_out(self._due_requests(), journal=self._record)
+            due = _DueRequests(self._most, self._allowed, self._request, self._next_turn, self._window)
+            self._stream = self._client.fan_out(due, journal=self._record)
             await self._blocks.enter_async_context(self._stream)
             await self._blocks.enter_async_context(self._watching)
         except BaseException:
@@ -150,7 +151,7 @@ class CampaignRun:
             earlier=ledger.earlier(),
         )
         self._waits = WaitLog(ledger.last_wait())
-        self._before = ledger.asked(), ledger.last_request()
+        self._before = ledger.asked(), int(ledger.fact("requests") or 0)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -206,16 +207,12 @@ class CampaignRun:
     def stop(self, reason: str) -> None:
         """Request nothing more. Responses to what is in flight are still processed, and the rest stays pending.
 
-        Args:
-            reason: Why, for the ledger and the report. An earlier reason stays.
+        `reason` is for the ledger and the report; an earlier one stays.
         """
         self.reason = self.reason or reason
         self._record.changed.notify()
 
     # --- What is requested
-
-    def _due_requests(self) -> _DueRequests:
-        return _DueRequests(self._most, self._allowed, self._request, self._next_turn, self._window)
 
     async def _next_turn(self) -> int | None:
         """Wait until nothing is in flight, and return the turn of the next members; None if none is left."""
@@ -236,17 +233,14 @@ class CampaignRun:
                 await self._wait(None, due - now)
 
     async def _window(self, turn: int, after: int) -> list[DueMember]:
-        """Return the next members of a turn, behind that of a number."""
         return await in_thread(self._ledger.window, turn, after, self._wall_clock(), _WINDOW)
 
     def _request(self, member: DueMember, most: int) -> InviteRequest | None:
         """Return the request for a member, of at most so many pairs; None if nothing is left for it."""
-        ready = self._book.ready(member, most)
-        self._record.note_ready(member, ready)
-        return request_of(member.code, ready.quota_ids) if ready.quota_ids else None
+        quota_ids = self._record.ready(member, most)
+        return request_of(member.code, quota_ids) if quota_ids else None
 
     def _most(self, member: DueMember) -> int:
-        """Return how many pairs the limits allow to request for a member now."""
         return 0 if self._must_stop() or self._obstacle() is not None else self._left(member)
 
     async def _allowed(self, member: DueMember) -> bool:
@@ -282,8 +276,8 @@ class CampaignRun:
         return None
 
     def _must_stop(self) -> bool:
-        if self._record.stop is not None:
-            self.stop(self._record.stop)
+        if self._book.stop is not None:
+            self.stop(self._book.stop)
         return bool(self.reason)
 
     def _left(self, member: DueMember) -> int:
@@ -340,9 +334,9 @@ class CampaignRun:
             self.note_wait(kind, began)
 
     def note_wait(self, kind: WaitKind, began: float) -> None:
-        wait = self._waits.extend(kind, began, self._wall_clock())
-        if wait.ended - wait.began >= 1:
-            self._record.note_wait(wait.number, kind, wait.began, wait.ended)
+        number, first, last = self._waits.extend(kind, began, self._wall_clock())
+        if last - first >= 1:
+            self._record.note_wait(number, kind, first, last)
 
 
 @define(eq=False)

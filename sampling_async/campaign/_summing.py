@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
-from math import floor, log
+from math import floor, inf, log
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from attrs import define, field
@@ -109,27 +109,20 @@ class Moments:
 
 
 @define
-class _LatestWait:
-    number: int
-    began: float
-    ended: float
-
-
-@define
 class WaitLog:
     """The waits of a run. Those of one kind that follow each other closely are one."""
 
     _last: int  # the number of the last wait of the runs before
-    _latest: dict[str, _LatestWait] = field(factory=dict[str, _LatestWait])
+    _latest: dict[str, tuple[int, float, float]] = field(factory=dict[str, "tuple[int, float, float]"])
 
-    def extend(self, kind: str, began: float, ended: float) -> _LatestWait:
-        """Add a wait, or make the latest one of its kind longer; return it."""
-        wait = self._latest.get(kind)
-        if wait is None or began - wait.ended > _BRIEF:
+    def extend(self, kind: str, began: float, ended: float) -> tuple[int, float, float]:
+        """Add a wait, or make the latest one of its kind longer; return its number, beginning and end."""
+        number, first, last = self._latest.get(kind, (0, 0.0, -inf))
+        if began - last > _BRIEF:
             self._last += 1
-            wait = self._latest[kind] = _LatestWait(self._last, began, ended)
-        wait.ended = max(wait.ended, ended)
-        return wait
+            number, first, last = self._last, began, ended
+        self._latest[kind] = number, first, max(last, ended)
+        return self._latest[kind]
 
 
 _MOST_MOMENTS: Final = 240
@@ -137,10 +130,7 @@ _NO_CODE: Final = "no usable response, or not sent"
 
 
 def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
-    """Return the summary of a campaign.
-
-    What was in flight when a process ended is `unknown`, also before the next run notes that.
-    """
+    """Return the summary of a campaign. What a dead run had in flight is `unknown` before that is noted too."""
     is_running = ledger.is_running()
     facts = dict(ledger.read("SELECT name, value FROM facts"))
     if not ledger.plan:
@@ -153,11 +143,20 @@ def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
         f"SELECT began, coalesce(ended, {LAST_SIGN}), reason, ended IS NULL FROM runs ORDER BY id"  # noqa: S608
     )
     now = datetime.now(UTC).timestamp()
-    limits = ledger.limits()
+    limits, reason = ledger.limits(), ""
+    if is_running:
+        state: CampaignState = "paused" if limits.paused else "running"
+        reason = limits.reason if limits.paused else ""
+    elif not runs:
+        state = "planned"
+    elif pairs.pending:
+        state, reason = "stopped", str(runs[-1][2]) or KILLED
+    else:
+        state = "finished"
     money = ledger.read("SELECT coalesce(sum(partner_amount), 0.0), count(DISTINCT member) FROM invites")[0]
     return Summary(
-        state=_state(pairs, runs, is_running=is_running, is_paused=limits.paused),
-        reason=limits.reason if limits.paused and is_running else _reason(pairs, runs, is_running=is_running),
+        state=state,
+        reason=reason,
         planned_at=_moment(float(facts["planned_at"])),
         started_at=_moment(runs[0][0]) if runs else None,
         ended_at=None if is_running or not runs else _moment(runs[-1][1]),
@@ -241,22 +240,6 @@ def _fill(quota: PlannedQuota, pairs: Counter[str]) -> QuotaFill:
         value=quota.value,
         closed=quota.closed,
     )
-
-
-def _state(
-    pairs: Pairs, runs: Sequence[tuple[Any, ...]], *, is_running: bool, is_paused: bool
-) -> CampaignState:
-    if is_running:
-        return "paused" if is_paused else "running"
-    if not runs:
-        return "planned"
-    return "stopped" if pairs.pending else "finished"
-
-
-def _reason(pairs: Pairs, runs: Sequence[tuple[Any, ...]], *, is_running: bool) -> str:
-    if is_running or not runs or not pairs.pending:
-        return ""
-    return str(runs[-1][2]) or KILLED
 
 
 def _moment(seconds: float) -> datetime:
