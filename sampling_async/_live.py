@@ -45,9 +45,7 @@ class LiveIndex(BackgroundService):
 
     Args:
         watch: The watch. Its block must be open.
-        kinds: As for `QuotaIndex`.
-        policy: As for `QuotaIndex`.
-        rank: As for `QuotaIndex`.
+        kinds, policy, rank: As for `QuotaIndex`.
 
     Attributes:
         last_error: Why the last inventory could not be compiled; None if it was.

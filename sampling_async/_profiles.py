@@ -179,10 +179,7 @@ def chosen_profile(name: str | None = None) -> Profile | None:
 
 
 def completed(name: str | None, given: dict[str, Any]) -> Profile | None:
-    """Complete arguments of a client with a profile, if one is chosen, and return it.
-
-    They are completed in place, with the key as a `Secret`; one that names another address or panel is refused.
-    """
+    """Complete arguments of a client in place with a profile, if one is chosen, and return it."""
     profile = chosen_profile(name)
     if profile is None:
         return None

@@ -70,7 +70,7 @@ class OutcomePrinter:
         self._reader_is_gone = False
 
     def __enter__(self) -> Self:
-        self.bar.__enter__()
+        self.bar.display.start()
         return self
 
     def __exit__(
@@ -79,7 +79,7 @@ class OutcomePrinter:
         try:
             self._flush()
         finally:
-            self.bar.__exit__()
+            self.bar.display.stop()
             if exc is None or self.tally.total:
                 for line in show.summary(self.tally):
                     show.stderr_console().print(line, soft_wrap=True)
@@ -108,8 +108,6 @@ class OutcomePrinter:
 
 @define(kw_only=True)
 class Work:
-    """The requests of a run."""
-
     journal: Journal | None
     source: Items[Any] | None  # the input that is read during the run; None if all is known beforehand
     start: Callable[[SamplingClient], Awaitable[OutcomeStream]]  # may read the source to its end first
@@ -244,11 +242,7 @@ class BulkRun:
 
 @define
 class _Leftovers:
-    """Shows the outcomes left over from a run: an async context manager.
-
-    If there is a journal, each `unknown` outcome is looked up in it. The journal's outcome is shown instead, or
-    `not_sent` if the journal has none for the ID.
-    """
+    """Shows the outcomes left over from a run; in place of `unknown`, what the journal says if there is one."""
 
     shown: OutcomePrinter
     journal: Journal | None
@@ -278,7 +272,6 @@ class _Leftovers:
                 await self._run.close()
 
     async def add(self, outcome: InviteOutcome) -> None:
-        """Show an outcome, or the journal's outcome in its place."""
         self.count += 1
         if self._run is None:
             self.shown.add(outcome)

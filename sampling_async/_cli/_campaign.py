@@ -163,10 +163,7 @@ def report(
 
 
 def _loaded(*others: str) -> Any:
-    """Return the module that does the work, or end the program with a line that says what to install.
-
-    The module needs numpy and pyarrow. What writes the report, after all else, needs `others` too.
-    """
+    """Return the module that does the work. It needs numpy and pyarrow, and for the report `others` too."""
     try:
         for name in (*others, "sampling_async.campaign"):
             import_module(name)

@@ -25,7 +25,7 @@ from sampling_async._cli._sources import Items, QuotaIDs, RequestLines, number_o
 from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from sampling_async import RecontactStream
     from sampling_async._cli._bulk_run import Work
@@ -194,34 +194,20 @@ def bulk_invite(
     follows on stderr. With a journal, all IDs are read before the first is
     sent.
     """
-
-    def work(written: Journal | None) -> Work:
-        if quota_ids and quota_ids != ["-"]:
-            if file is not None:
-                raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
-            return of_one_member(member_code, _sources.parsed(quota_ids), written, goal)
-
-        def parser(name: str) -> QuotaIDs:
-            parsers.append(QuotaIDs(name, member_code))
-            return parsers[-1]
-
+    parser, written = QuotaIDs(_name_of(file), member_code), Journal(journal) if journal else None
+    asked: list[int] | Items[int]
+    if not quota_ids or quota_ids == ["-"]:
         asked = _items(file, parser, is_dash=bool(quota_ids))
-        return of_one_member(member_code, asked, written, goal)
-
-    # `work` runs inside `_bulk`; through this list its parser, which counts skipped requests, is read below.
-    parsers: list[QuotaIDs] = []
-    tally = _bulk(service, work, journal, as_json=as_json)
-    passed_over = sum(parser.of_others for parser in parsers)
-    if passed_over and not tally.total:
-        fail(
-            f"none of the {passed_over:,} requests is for this member; `fan-out` sends the requests of all "
-            "members",
-            USAGE,
-        )
-    if passed_over:
-        show.note(
-            f"sampling-async: {passed_over:,} requests of other members were skipped; `fan-out` sends all"
-        )
+    elif file is None:
+        asked = _sources.parsed(quota_ids)
+    else:
+        raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
+    tally = _bulk(service, of_one_member(member_code, asked, written, goal), as_json=as_json)
+    others = f"{parser.of_others:,} requests"
+    if parser.of_others and not tally.total:
+        fail(f"none of the {others} is for this member; `fan-out` sends the requests of all members", USAGE)
+    if parser.of_others:
+        show.note(f"sampling-async: {others} of other members were skipped; `fan-out` sends all")
     if not tally.total:
         fail("the input has no quota IDs", USAGE)
     raise typer.Exit(tally.exit_code())
@@ -255,54 +241,45 @@ def fan_out(
     one outcome. After an interruption, the rest is not_sent; a second signal
     ends the command at once. A summary follows on stderr.
     """
-
-    def work(written: Journal | None) -> Work:
-        if requests is not None and file is not None:
-            raise InvalidRequestError("give the requests as an argument or with --file, not both")
-        path = requests or file
-        source = _items(path, RequestLines, is_dash=False, what="requests")
-        count = None if path is None else partial(number_of_ids, path)
-        return of_many_members(source, written, goal, repeats, count)
-
-    tally = _bulk(service, work, journal, as_json=as_json, with_members=True)
+    written = Journal(journal) if journal else None
+    if requests is not None and file is not None:
+        raise InvalidRequestError("give the requests as an argument or with --file, not both")
+    path = requests or file
+    source = _items(path, RequestLines(_name_of(path)), is_dash=False, what="requests")
+    count = None if path is None else partial(number_of_ids, path)
+    work = of_many_members(source, written, goal, repeats, count)
+    tally = _bulk(service, work, as_json=as_json, with_members=True)
     if not tally.total:
         fail("the input has no requests", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
-def _bulk(
-    service: ServiceOptions,
-    work: Callable[[Journal | None], Work],
-    journal: Path | None,
-    *,
-    as_json: bool,
-    with_members: bool = False,
-) -> Tally:
+def _bulk(service: ServiceOptions, work: Work, *, as_json: bool, with_members: bool = False) -> Tally:
     """Run the requests to their end and return the counts of outcomes."""
-    written = None if journal is None else Journal(journal)
-    asked = work(written)
     tally, signals = Tally(), SignalHandler()
     shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
-    service.call(BulkRun(asked, shown, signals).run)
+    service.call(BulkRun(work, shown, signals).run)
     if signals.received:
         fail(signals.in_words, signals.exit_code)
     return tally
 
 
-def _items(
-    file: Path | None, parser: Callable[[str], Parser[T]], *, is_dash: bool, what: str = "quota IDs"
-) -> Items[T]:
+def _name_of(file: Path | None) -> str:
+    return _sources.STDIN if file is None or str(file) == "-" else str(file)
+
+
+def _items(file: Path | None, parser: Parser[T], *, is_dash: bool, what: str = "quota IDs") -> Items[T]:
     if file is not None and str(file) != "-":
         if file.is_dir():
             raise InvalidRequestError(f"{file} is a folder, not a file")
         # Not is_file(), which is false for a FIFO.
         if not file.exists():
             raise InvalidRequestError(f"{file}: the file does not exist")
-        return Items(lambda: file.open("rb", buffering=0), parser(str(file)))
+        return Items(lambda: file.open("rb", buffering=0), parser)
     if file is None and not is_dash and _sources.stdin_is_terminal():
         ways = "as arguments, with --file," if what == "quota IDs" else "as a file,"
         raise InvalidRequestError(f"give {what} {ways} or through a pipe")
-    return Items(_sources.stdin_source, parser(_sources.STDIN))
+    return Items(_sources.stdin_source, parser)
 
 
 @app.command(cls=Command)
@@ -346,11 +323,8 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
 
 
 def app_for(arguments: Sequence[str] | None = None) -> typer.Typer:
-    """Return the command line with the part that arguments name; with all of them for help and mistakes.
-
-    A part is imported only then, since each loads what nobody else needs.
-    """
-    # After an option of the program itself, such as --help, all are needed.
+    """Return the command line with the part that arguments name, since each loads what nobody else needs."""
+    # After an option of the program itself, such as --help, and after mistakes, all are needed.
     named = arguments[0] if arguments and not arguments[0].startswith("-") else None
     for name in _PARTS if named is None or named not in {*_PARTS, *_HERE} else {named} - _HERE:
         part = import_module(f"sampling_async._cli.{_PARTS[name]}")

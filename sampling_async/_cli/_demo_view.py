@@ -102,7 +102,6 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
 
 
 def _pairs(**texts: str) -> Table:
-    """Return a grid of names and texts, as wide as the terminal."""
     grid = Table.grid(Column(style="bold", min_width=9), padding=(0, 2))
     for name, text in texts.items():
         grid.add_row(name, show.plain(text))

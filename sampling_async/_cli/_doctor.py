@@ -191,7 +191,9 @@ class DoctorRun:
                 if finding.verdict == "fail":
                     return
             yield judge.clock(own)
-            settings = _settings_in(own)
+            settings: PartnerSettings | None = None
+            with suppress(DecodeError):
+                settings = from_json(PartnerSettings, own.body) if own.status == _OK else None
             yield (finding := await self._key(own, settings))
             if finding.verdict == "fail":
                 return
@@ -266,12 +268,6 @@ class DoctorRun:
         headers, certificate = httpx.Headers(response.headers), response.certificate
         track.release_connection()
         return ProbeResponse(reply.status, headers, reply.body, "", began, seconds, certificate)
-
-
-def _settings_in(response: ProbeResponse) -> PartnerSettings | None:
-    with suppress(DecodeError):
-        return from_json(PartnerSettings, response.body) if response.status == _OK else None
-    return None
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:

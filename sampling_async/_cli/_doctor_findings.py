@@ -228,10 +228,7 @@ def latency(responses: Sequence[ProbeResponse]) -> Finding:
 
 
 def accepted(response: ProbeResponse, settings: PartnerSettings | None) -> Finding:
-    """Judge a response that does not refuse the key.
-
-    Settings are a proof, and a result code is one too: the service gives neither to anybody without a key.
-    """
+    """Judge a response that does not refuse the key: nobody gets settings or a result code without one."""
     if settings is not None:
         return Finding("Key", "ok", "it is accepted")
     if response.result_code is not None:
@@ -297,10 +294,7 @@ def panel(panel_guid: str, response: ProbeResponse, settings: PartnerSettings | 
 
 
 def urls(settings: PartnerSettings, expected: Mapping[str, str] | None) -> Finding:
-    """Judge the URLs among the settings: of the end pages, and of notifications.
-
-    `expected` has the user's notification URLs by setting, if they are known.
-    """
+    """Judge the URLs of end pages and notifications; `expected` are the user's by setting, if known."""
     # A service may echo the key or the panel in a name.
     found = {without_guids(each.name): each.value or "" for each in settings if each.name.endswith("URL")}
     given = {name: url for name, url in found.items() if url}

@@ -148,7 +148,6 @@ class Command(TyperCommand):
     """A command whose help ends with its examples, and whose failure is one line on stderr and an exit code."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options, --help without a type: it takes no value."""
         return _without_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
@@ -173,14 +172,12 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The group of all commands."""
-
     def get_params(self, ctx: Any) -> Any:
-        """Return the options, --help and those for completion without a type: they take no value."""
         return _without_types(super().get_params(ctx))
 
 
 def _without_types(params: Any) -> Any:
+    """Leave out the types of --help and of the options for completion: they take no value."""
     for each in params:
         if each.name in {"help", "install_completion", "show_completion"}:
             each.metavar = ""

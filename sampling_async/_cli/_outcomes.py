@@ -23,7 +23,7 @@ from sampling_async._private_files import written_whole
 from sampling_async.notifications import OutcomeLedger, SurveyEnding
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from sampling_async.notifications import OutcomeRow, QuotaFunnel
 
@@ -87,14 +87,20 @@ def outcomes(
         show.note(f"New invites from {file}: {count:,}")
     existing_store(store)
     if output is not None:
-        _write(ledger, output)
+        table = ledger.read_arrow()
+        with written_whole(output) as unfinished:
+            # The table has needed the extra already.
+            import_module("pyarrow.parquet").write_table(table, unfinished)
+        show.note(f"Rows written to {output}: {table.num_rows:,}")
         return
     if rows or uninvited or overdue is not None:
-        found = list(_selected(ledger, overdue, is_uninvited=uninvited))
+        if uninvited:
+            found = anyio.run(ledger.uninvited)
+        else:
+            found = list(ledger.read_rows()) if overdue is None else anyio.run(ledger.overdue, overdue)
         _show_rows(found, as_json=as_json)
         raise typer.Exit(INCOMPLETE if found and not rows else DONE)
-    funnel = ledger.read_funnel()
-    _show_funnel(funnel, as_json=as_json)
+    _show_funnel(ledger.read_funnel(), as_json=as_json)
 
 
 def _record(ledger: OutcomeLedger, file: Path) -> int:
@@ -137,22 +143,6 @@ async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
                 ) from None
 
 
-def _selected(ledger: OutcomeLedger, overdue: float | None, *, is_uninvited: bool) -> Iterable[OutcomeRow]:
-    if is_uninvited:
-        return anyio.run(ledger.uninvited)
-    if overdue is not None:
-        return anyio.run(ledger.overdue, overdue)
-    return ledger.read_rows()
-
-
-def _write(ledger: OutcomeLedger, output: Path) -> None:
-    table = ledger.read_arrow()
-    with written_whole(output) as unfinished:
-        # The table has needed the extra already.
-        import_module("pyarrow.parquet").write_table(table, unfinished)
-    show.note(f"Rows written to {output}: {table.num_rows:,}")
-
-
 def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
     if show.as_lines(as_json):
         for row in rows:
@@ -165,7 +155,7 @@ def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
     for row in rows:
         quota = "" if row.quota_id is None else str(row.quota_id)
         ending = row.ending if row.invited_at else f"{row.ending}, no invite"
-        cells = (str(row.survey_id), quota, ending, show.plain(row.reason), _money(row.revenue))
+        cells = (str(row.survey_id), quota, ending, show.plain(row.reason), f"{row.revenue:,.2f}")
         table.add_row(show.plain(row.member_code), *cells)
     show.screen().print(table)
 
@@ -186,7 +176,7 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
             f"{row.invited:,}",
             *([f"{row.entered:,}"] if has_entries else []),
             *(f"{count:,}" for count in (row.completed, row.terminated, row.open, row.uninvited)),
-            _money(row.revenue),
+            f"{row.revenue:,.2f}",
         )
         for row in funnel
     ]
@@ -195,7 +185,7 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
     total = sum((row.revenue for row in funnel), Decimal(0))
     reasons = sum((Counter(row.reasons) for row in funnel), Counter[str]())
     text = f"{sum(row.invited for row in funnel):,} invited, {sum(row.completed for row in funnel):,} completed"
-    screen.print(Text(f"\n{text}, revenue {_money(total)}", style="bold"))
+    screen.print(Text(f"\n{text}, revenue {total:,.2f}", style="bold"))
     if taken_back := sum(row.reconciled for row in funnel):
         screen.print(Text(f"  {taken_back:,}  {SurveyEnding.RECONCILED}: revenue was taken back"))
     for reason, count in reasons.most_common():
@@ -204,7 +194,3 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
                 show.plain(f"{SurveyEnding.TERMINATED}: {reason or 'no reason'}")
             )
         )
-
-
-def _money(amount: Decimal) -> str:
-    return f"{amount:,.2f}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async import DecodeError, InvalidRequestError, Quotas, Survey, from_json
 from sampling_async._cli._match_options import check_place
+from sampling_async._contract.records import wire_name
 from sampling_async._private_files import written_whole
 from sampling_async.matching.panel import alike, is_query
 from sampling_async.matching.panel._arrow import pa
@@ -67,19 +68,6 @@ def _surveys(name: str, body: bytes) -> Iterator[Survey]:
 csv: Final[Any] = import_module("pyarrow.csv")
 pq: Final[Any] = import_module("pyarrow.parquet")
 
-_KEYS: Final = {
-    "certain": "Certain",
-    "member_code": "MemberCode",
-    "needed": "Needed",
-    "possible": "Possible",
-    "priority": "Priority",
-    "quota_id": "QuotaID",
-    "quota_ids": "QuotaIDs",
-    "shortfall": "Shortfall",
-    "survey_id": "SurveyID",
-}
-"""The JSON keys for the columns of results, in the service's style of spelling."""
-
 OUTPUTS: Final = (".parquet", ".csv", ".jsonl")
 
 
@@ -127,7 +115,7 @@ def _cells(column: Any) -> Any:
 def lines(batches: Iterable[Any], *, only_ascii: bool = False) -> Iterator[bytes]:
     """Yield results as lines of JSON; in ASCII for a terminal, so that no text can control the terminal."""
     for batch in batches:
-        for row in batch.rename_columns([_KEYS[name] for name in batch.schema.names]).to_pylist():
+        for row in batch.rename_columns(list(map(wire_name, batch.schema.names))).to_pylist():
             yield json.dumps(row, ensure_ascii=only_ascii, separators=(",", ":")).encode()
 
 

@@ -17,17 +17,14 @@ from sampling_async._cli._process import release_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR: Final = b"\x1b[?25h"
 
 
 class SignalHandler:
-    """A context manager for event loops: the first signal cancels `scope`, the second ends the process.
-
-    A signal that was ignored when the program started stays ignored.
-    """
+    """A context manager for event loops: the first signal cancels `scope`, the second ends the process."""
 
     scope: anyio.CancelScope  # the code that does the work enters it
 
@@ -52,7 +49,7 @@ class SignalHandler:
         self._loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             before = signal.getsignal(number)
-            if before is signal.SIG_IGN or before is None:
+            if before is signal.SIG_IGN or before is None:  # what was ignored at the start stays so
                 continue
             try:
                 self._before[number] = signal.signal(number, self._take)
@@ -63,9 +60,7 @@ class SignalHandler:
         release_signals()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
 

@@ -29,7 +29,6 @@ from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
 
     from sampling_async.simulator import SimulatedMember
 
@@ -90,22 +89,6 @@ class Notify:
         urls: dict[str, str] = found
         return urls
 
-    def notifying(self) -> Any:
-        """Return what notifications the simulator sends, and how badly; None if none are sent."""
-        from sampling_async.simulator import Notifying  # noqa: PLC0415  an extra, and slow to load
-
-        if self.notify is None:
-            return None
-        return Notifying(survey_seconds=self.survey_seconds, **(_BADLY if self.notify_badly else {}))
-
-
-def sending(simulator: Any, urls: dict[str, str] | None) -> AbstractContextManager[None]:
-    if urls is None:
-        return nullcontext()
-    simulator.notification_urls = urls
-    block: AbstractContextManager[None] = simulator.notifications.sending_to(urls)
-    return block
-
 
 def _is_web_address(text: str) -> bool:
     try:
@@ -149,11 +132,12 @@ def simulate(
     The command prints the address, panel and key, to copy into another shell.
     """
     need_simulator()
-    from sampling_async.simulator import Latency, Simulator  # noqa: PLC0415  an extra, and slow to load
+    from sampling_async.simulator import Latency, Notifying, Simulator  # noqa: PLC0415  an extra, slow to load
 
     size, files = _size_and_files(members or [])
     planned = _faults_of(faults)
     urls = notify.urls()
+    badly = _BADLY if notify.notify_badly else {}
     try:
         simulator = Simulator(
             seed,
@@ -161,19 +145,22 @@ def simulate(
             members=size,
             latency=Latency(a=latency_base, b=latency_per_id, workers=workers),
             faults=planned,
-            notifying=notify.notifying(),
+            notifying=None if urls is None else Notifying(survey_seconds=notify.survey_seconds, **badly),
         )
     except ValueError as exc:
         raise InvalidRequestError(str(exc)) from None
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
-    free_port = _free_port(host, port)
+    with listening(host, port) as listener:
+        free_port: int = listener.getsockname()[1]
     for file in files:
         write_panel(simulator.members.values(), file)
     if as_json:
         show.emit_json(_service_json(simulator, host, free_port))
     else:
         _show_service(simulator, host, free_port, files)
-    with suppress(KeyboardInterrupt), sending(simulator, urls):  # the usual end
+    simulator.notification_urls = urls
+    sending = simulator.notifications.sending_to(urls) if urls is not None else nullcontext()
+    with suppress(KeyboardInterrupt), sending:  # the usual end
         simulator.run(port=free_port, host=host)
 
 
@@ -243,13 +230,6 @@ def _faults_of(file: Path | None) -> tuple[Any, ...]:
         raise InvalidRequestError(f"{file}: {exc.strerror}") from None
     except DecodeError as exc:
         raise InvalidRequestError(f"{file}: {exc}") from None
-
-
-def _free_port(host: str, port: int) -> int:
-    """Return the port if it is free; for 0, return a free port."""
-    with listening(host, port) as listener:
-        bound: int = listener.getsockname()[1]
-        return bound
 
 
 def _service_json(simulator: Any, host: str, port: int) -> dict[str, Any]:

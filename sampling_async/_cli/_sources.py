@@ -41,10 +41,7 @@ def parsed(texts: list[str]) -> list[int]:
 
 @define
 class QuotaIDs:
-    """Parses quota IDs from blocks of bytes: words, or the lines of one member among requests.
-
-    Words are separated by blanks, commas or newlines. Input that begins with `{` is read as lines of requests.
-    """
+    """Parses quota IDs from blocks of bytes: words, or the lines of one member among requests, after a `{`."""
 
     _name: str
     _member_code: str
@@ -213,9 +210,11 @@ class Parser(Protocol[T_co]):
 
     def feed(self, block: bytes, /) -> Iterator[T_co]:
         """Yield the items that are complete after this block."""
+        ...
 
     def end(self) -> Iterator[T_co]:
         """Yield the items that are known to be complete only at the end of the input."""
+        ...
 
 
 def stdin_is_terminal() -> bool:

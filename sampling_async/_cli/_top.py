@@ -19,7 +19,7 @@ from sampling_async import InvalidRequestError, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import fail
 from sampling_async._cli._options import argument, flag, option
-from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
+from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -60,11 +60,14 @@ def top(
         fail(f"--every takes seconds up to {_LONGEST_PAUSE:.0f}, which is a day", USAGE)
     looks = _looks(path, every, is_once=once)
     first = next(looks)
-    if show.as_lines(as_json):
-        for state in chain([first], looks):
-            show.emit_json(state)
-    else:
-        _show_live(first, looks, is_once=once)
+    try:
+        if show.as_lines(as_json):
+            for state in chain([first], looks):
+                show.emit_json(state)
+        else:
+            _show_live(first, looks, is_once=once)
+    except KeyboardInterrupt:  # the usual end
+        raise typer.Exit(INTERRUPTED) from None
     if not once:
         show.errors().print(show.plain(f"{path}: the process no longer answers"), soft_wrap=True)
     raise typer.Exit(DONE if once else INCOMPLETE)

@@ -57,8 +57,7 @@ class Telemetry:
     `telemetry=True` is `Telemetry()`. One may be given to several clients.
 
     Args:
-        tracer_provider: Makes the spans; default, the global one.
-        meter_provider: Makes the metrics; default, the global one.
+        tracer_provider, meter_provider: Make the spans and the metrics; default, the global ones.
     """
 
     def __init__(
@@ -75,11 +74,7 @@ class Telemetry:
 
 
 class _Metrics:
-    """The metrics of all clients of one meter provider.
-
-    There is one for each provider, for as long as it lives: the SDK takes an observable instrument once, and
-    drops the callbacks of a second one with the same name.
-    """
+    """The metrics of all clients of a provider: the SDK drops callbacks of a second instrument of a name."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = metrics.get_meter(_SCOPE, __version__, provider, _SCHEMA)

@@ -41,10 +41,7 @@ class CacheFile:
         self._max_age = max_age
 
     def load(self, now: float) -> tuple[Quotas, float] | None:
-        """Return the inventory and when it was read, in seconds since 1970; None if there is none to be used.
-
-        Nothing raises: what is wrong with the file is logged.
-        """
+        """Return the inventory and when it was read, in seconds since 1970; None if it is not to be used."""
         try:
             self._remove_leftovers()
             # A pipe, for one, would be read for ever.

@@ -289,12 +289,7 @@ class QuotaWatch(BackgroundService):
         return self._close(whole_id(quota_id, "quota_id"), at)
 
     def close_survey(self, survey_id: int, wave_id: int | None = None, *, at: datetime | None = None) -> bool:
-        """Show a survey as closed from now on, by the rules of `close_quota`; return whether it was open.
-
-        Args:
-            survey_id: The survey.
-            wave_id: The wave; None for all waves.
-            at: See `close_quota`.
+        """Show a survey, or one wave of it, as closed, as `close_quota` does; return whether it was open.
 
         Raises:
             InvalidRequestError: An ID is no whole number, or `at` is no datetime with a time zone.
