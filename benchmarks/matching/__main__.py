@@ -61,7 +61,8 @@ Members are new to the index when they are timed: what was remembered is of othe
 The hard inventory (`hard.py`) has 9,500 quotas with 5.4 distinct conditions each, where real responses have 0.4
 to 1.3: subsets of up to sixty answers drawn at random, lists of a thousand random postal codes, any ages. To a
 third of its questions, members give several answers at once, which hardly occur twice. Its members are measured
-right after building too, as after a refresh.
+right after building too, as after a refresh. The crossed inventory is like it, but three layers in ten cross
+two questions: nine thousand layers with eleven sub-quotas each.
 
 A plan of a campaign (`of_planning.py`) is made of the simulator's members and inventory, with participations in
 the panel. Its floor reads the same file, matches it, and writes the same rows with bare statements of SQLite.

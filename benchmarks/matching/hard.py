@@ -8,7 +8,7 @@ answers.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,7 @@ SHOWN: Final = 1000
 ANSWERED: Final = 27 / COMMON
 SEVERAL: Final = 3  # every third question may have several answers
 MOST: Final = 5  # of them
+CROSSED: Final = 0.3
 
 
 def questions() -> dict[int, tuple[int, ...]]:
@@ -48,6 +49,11 @@ def takes_several(question_id: int) -> bool:
 def inventory(*, seed: int = 1) -> Quotas:
     """Return an inventory with four quotas per survey. It is the same each time."""
     return _Maker(Random(seed), questions()).inventory(SURVEYS)
+
+
+def crossed_inventory(*, seed: int = 1) -> Quotas:
+    """Return an inventory in which three layers in ten cross two questions. It is the same each time."""
+    return _CrossingMaker(Random(seed), questions()).inventory(SURVEYS)
 
 
 class _Maker(Maker):
@@ -88,6 +94,18 @@ class _Maker(Maker):
     def _postal(self) -> Rows:
         codes = self._random.sample(range(CODES), SHOWN)
         return (QuestionAndAnswers(POSTAL, answer_values=tuple(f"{code:05}" for code in codes)),)
+
+
+class _CrossingMaker(_Maker):
+    def _parts(self) -> list[Rows]:
+        random = self._random
+        if random.random() >= CROSSED:
+            return super()._parts()
+        genders = [(row,) for row in self._genders()]
+        first, second = random.sample((genders, self._ages(), self._groups(), self._groups()), 2)
+        if first[0][0].question_id == second[0][0].question_id:
+            return self._parts()
+        return [(*one, *other) for one, other in product(first, second)]
 
 
 def members(number: int, *, seed: int = 2) -> Iterator[dict[int, Any]]:

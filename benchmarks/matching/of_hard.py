@@ -1,4 +1,4 @@
-"""The cost of matching with the inventory of `hard.py`: the first members, later ones, building and a panel."""
+"""The cost of matching with the inventories of `hard.py`: first and later members, building, and a panel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from sampling_async.matching import Counts, PanelMatcher, QuotaIndex
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-FIRST: Final = 50
 WARM: Final = 3000
 TIMED: Final = 3000
 BY_HAND: Final = 20
@@ -30,20 +29,25 @@ TOP: Final = 20
 
 def of_members() -> Iterator[Row]:
     """Yield the rows of members."""
-    taken: dict[str, Any] = fresh(members)
-    index, first, later = taken["quotas"], taken["first"], taken["later"]
+    yield from _of_members("hard", built=1.5, first=50)
+    yield from _of_members("crossed", built=1.2, first=20)
+
+
+def _of_members(kind: str, *, built: float, first: int) -> Iterator[Row]:
+    taken: dict[str, Any] = fresh(members, kind)
+    index, at_first, later = taken["quotas"], taken["seconds"][:first], taken["seconds"][WARM:]
     yield at_most(
-        f"hard inventory: building the index of {index:,} quotas",
-        1.5,
+        f"{kind} inventory: building the index of {index:,} quotas",
+        built,
         statistics.median(taken["built"]),
         unit="s",
     )
     yield at_most(
-        f"the same: the first {FIRST} members after building: the longest",
+        f"the same: the first {first} members after building: the longest",
         10.0,
-        1e3 * max(first),
+        1e3 * max(at_first),
         unit="ms",
-        note=f"median {1e3 * statistics.median(first):.1f} ms",
+        note=f"median {1e3 * statistics.median(at_first):.1f} ms",
     )
     yield at_most(
         f"the same: a member after {WARM:,} others: median",
@@ -67,9 +71,9 @@ def of_panel() -> Iterator[Row]:
     )
 
 
-def members() -> dict[str, Any]:
+def members(kind: str) -> dict[str, Any]:
     """Return the CPU seconds of building and of members."""
-    quotas = decoded()
+    quotas = decoded(kind)
     built: list[float] = []
     for _ in range(BUILT):
         index = None
@@ -81,12 +85,12 @@ def members() -> dict[str, Any]:
     people = list(hard.members(WARM + TIMED))
     seconds = [cpu(lambda: index.match(profile).select(TOP)) for profile in people]  # noqa: B023  at once
     agree(index, ByHand(quotas), people[:BY_HAND])
-    return {"quotas": len(index), "built": built, "first": seconds[:FIRST], "later": seconds[WARM:]}
+    return {"quotas": len(index), "built": built, "seconds": seconds}
 
 
 def panel() -> dict[str, Any]:
     """Return the CPU seconds of making the plan for a panel, and of matching it."""
-    index = QuotaIndex(decoded())
+    index = QuotaIndex(decoded("hard"))
     batches = list(hard.panel(MEMBERS))
     few = batches[0].slice(0, 100)
     started = time.process_time()
@@ -108,9 +112,10 @@ def agree(index: QuotaIndex, by_hand: ByHand, people: list[dict[int, Any]]) -> N
         assert [id_ for id_, _, truth in found if truth == POSSIBLE] == list(matched.possible)
 
 
-def decoded() -> Quotas:
-    """Return the inventory as the client decodes it from a response."""
-    return from_json(Quotas, to_json(hard.inventory()))
+def decoded(kind: str) -> Quotas:
+    """Return an inventory as the client decodes it from a response."""
+    quotas = hard.crossed_inventory() if kind == "crossed" else hard.inventory()
+    return from_json(Quotas, to_json(quotas))
 
 
 def cpu(run: Callable[[], object]) -> float:
