@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from matching_kit import (
     AGE,
     CERTAIN,
+    FEMALE,
+    GENDER,
     KINDS,
+    MALE,
     NO,
     OTHER,
     POSSIBLE,
@@ -45,9 +48,11 @@ from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, g
 def test_the_index_agrees_with_the_reference(of_quotas, members, policy, is_large):
     quotas = [quota(*each, quota_id=at) for at, each in enumerate(of_quotas)]
     with pytest.MonkeyPatch.context() as patch:
-        if is_large:  # all is as with thousands of quotas and of postal codes
+        if is_large:  # all is as with thousands of quotas, of crossed layers and of postal codes
             patch.setattr(_question, "_LONG", 0)
             patch.setattr(_question, "_MANY", 2)
+            patch.setattr(_question, "_NARROW", 0)
+            patch.setattr(_question, "_SPARSE", 4)
         index = QuotaIndex([survey(*quotas)], kinds=KINDS, policy=policy)
     for profile in members * 2:  # the second time from the cache
         matched = index.match(profile)
@@ -110,7 +115,7 @@ def test_long_postal_lists_answer_the_same_while_they_move_to_a_table():
         assert found == {at for at, codes in enumerate(lists) if f"{code:05}" in codes}
 
 
-@given(st.sets(st.integers(0, 10**4)))
+@given(st.sets(st.integers(0, 10**4)) | st.sets(st.integers(0, 300)))
 def test_a_set_is_made_of_places(places):
     assert list(ascending(of_places(places))) == sorted(places)
 
@@ -134,6 +139,38 @@ def test_the_cache_is_bounded_whatever_the_answers(monkeypatch):
         kept = [key for each in segment._remembered for key in each]
         assert sum(100 + 100 * len(key) for key in kept) <= 150_000
         assert all(len(key) <= 64 for key in kept)
+
+
+@pytest.mark.parametrize("remembered", [2**25, 3000, 0])
+@pytest.mark.parametrize("sparse", [1, 4, 1000])
+def test_crossed_layers_answer_the_same_however_many_needs_are_met_and_answers_remembered(
+    monkeypatch, sparse, remembered
+):
+    """Needs are kept as lists, as lists and sets, or as sets; the cache is large, soon full, or none."""
+    monkeypatch.setattr(_question, "_NARROW", 0)
+    monkeypatch.setattr(_question, "_SPARSE", sparse)
+    monkeypatch.setattr(_segment, "_REMEMBERED_BYTES", remembered)
+    genders, routable = (
+        [row(GENDER, FEMALE), row(GENDER, MALE)],
+        [row(OTHER, 1, 2, routable=True), row(OTHER, 3)],
+    )
+    ages = [row(AGE, "18-34"), row(AGE, "30-99")]
+    crossed = [
+        [sub_quota(*rows, full=at == full) for at, rows in enumerate(product(*questions))]
+        for full in (-1, 1)
+        for questions in ((genders, ages), (genders, routable), (genders, ages, routable), (ages, routable))
+    ]
+    crossed.append([sub_quota(*genders, ages[0]), sub_quota(ages[1]), sub_quota()])
+    quotas = [quota(*layers, quota_id=at) for at, layers in enumerate(product(crossed, crossed))]
+    index = QuotaIndex([survey(*quotas)], kinds=KINDS)
+    answered = product((None, MALE, FEMALE, [MALE, FEMALE]), (None, 20, 32, 50), (None, 1, 3, [2, 3]))
+    for gender, age, other in list(answered) * 2:
+        profile = {GENDER: gender, AGE: age, OTHER: other}
+        matched = index.match(profile)
+        certain, possible = set(matched.certain), set(matched.possible)
+        for each in quotas:
+            expected = evaluate(profile, each, KINDS, index.policy).truth
+            assert (each.quota_id in certain) * 2 + (each.quota_id in possible) == expected
 
 
 def by_counting(truths, full, *, exactly_one: bool) -> Truth:

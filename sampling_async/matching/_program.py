@@ -6,7 +6,7 @@ times in it. Nothing here depends on a member.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from attrs import frozen
 
@@ -44,16 +44,11 @@ class Alternatives(NamedTuple):
     conditions: tuple[int, ...]
 
 
-class SubQuotaShape(NamedTuple):
-    """A sub-quota without its IDs and counts: it needs all of these, by their places in `Program.asked`."""
+SubQuotaShape: TypeAlias = tuple[int, ...]
+"""A sub-quota without its IDs and counts: it needs all of these, by their places in `Program.asked`."""
 
-    asked: tuple[int, ...]
-
-
-class LayerShape(NamedTuple):
-    """A layer without IDs: its sub-quotas, by their places in the program, and whether each is full."""
-
-    sub_quotas: tuple[tuple[int, bool], ...]
+LayerShape: TypeAlias = tuple[tuple[int, bool], ...]
+"""A layer without IDs: its sub-quotas, by their places in the program, and whether each is full."""
 
 
 @frozen
@@ -141,7 +136,7 @@ class Program:
             key = tuple(shapes)
             place = self._shapes_of_layers.get(key)
             if place is None:
-                place = self._shapes_of_layers[key] = self._layers.place(LayerShape(tuple(sorted(shapes))))
+                place = self._shapes_of_layers[key] = self._layers.place(tuple(sorted(shapes)))
             places[place] = None
         return tuple(places)
 
@@ -168,7 +163,7 @@ class Program:
                 self._asked.place(Alternatives(id_, tuple(sorted(each)))) for id_, each in by_question.items()
             ]
             odd = [message for number in key for message in self._read[number][1]]
-            place = self._sub_quotas.place(SubQuotaShape(tuple(sorted(asked))))
+            place = self._sub_quotas.place(tuple(sorted(asked)))
             found = self._shapes[key] = place, tuple(odd if key else ["a sub-quota without questions"])
         return found
 

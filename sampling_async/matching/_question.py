@@ -8,6 +8,7 @@ then these are taken out again. That is done with sets of numbers, which Python 
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -25,35 +26,29 @@ _MANY: Final = 12
 
 _LONG: Final = 64  # longer lists of postal codes are not put into a table at once; see `_LongLists`
 
+_NARROW: Final = 2**15
+"""Up to so many needs of crossed layers, those that an answer meets are kept as a set: it has 4 KiB at most."""
 
-class Layout(NamedTuple):
-    """The layout of the four sets that an answer rules out, packed into one integer.
+_SPARSE: Final = 256
+"""If there are more, a set is long, and faster than a list only if more than one need in so many is met."""
 
-    One integer needs one union instead of four. From the lowest bit on, it holds: quotas ruled out, uncertain
-    quotas, sub-quotas of crossed layers ruled out, and uncertain ones. Few questions occur in crossed layers;
-    the integers of all others are shorter, because their highest bits are 0.
-    """
+_NO_NEEDS: Final = array("l")
 
-    quotas: int  # how many bits a set of quotas has
-    crossed: int  # how many bits a set of sub-quotas of crossed layers has
 
-    def packed(self, out: int, uncertain: int) -> int:
-        """Return two sets of places as one integer; the sub-quotas of crossed layers come after the quotas."""
-        # With 3 quotas and 2 sub-quotas: bits 0-2 are the quotas of `out`, 3-5 those of `uncertain`, 6-7 the
-        # sub-quotas of `out` and 8-9 those of `uncertain`.
-        quotas, bits = (1 << self.quotas) - 1, self.quotas
-        of_crossed = out >> bits | uncertain >> bits << self.crossed
-        return out & quotas | (uncertain & quotas | of_crossed << bits) << bits
+class Answered(NamedTuple):
+    """What an answer does: the quotas it rules out, and the needs of crossed layers that it meets."""
 
-    def parts(self, packed: int) -> tuple[int, int, int, int]:
-        quotas, crossed = (1 << self.quotas) - 1, (1 << self.crossed) - 1
-        of_crossed = packed >> 2 * self.quotas
-        return (
-            packed & quotas,
-            packed >> self.quotas & quotas,
-            of_crossed & crossed,
-            of_crossed >> self.crossed,
-        )
+    ruled: int  # from the lowest bit on, the quotas ruled out, and then those uncertain or ruled out
+    many: int  # needs as a set
+    few: Sequence[int]  # the other needs, if they are few
+
+
+class _Met(NamedTuple):
+    """What one value meets, such as an answer ID: parts of demands, and needs of crossed layers."""
+
+    parts: Sequence[int]
+    many: int  # the needs of conditions that meet many
+    needs: Sequence[int]  # the other needs
 
 
 class _Doubt(NamedTuple):
@@ -71,20 +66,25 @@ class QuestionSets:
     Conditions, demands and parts of demands have places, in the order in which they were added.
     """
 
-    def __init__(self, layout: Layout, policy: MatchPolicy) -> None:
-        self._layout = layout
+    def __init__(self, quotas: int, needs: int, policy: MatchPolicy) -> None:
+        self._quotas = quotas
+        self._sparse = needs // _SPARSE
+        self._few = self._sparse if needs > _NARROW else 0
         self._policy = policy
         self._exactly_one = policy.subquota_rule == "exactly_one"
-        # For each year, answer ID or prefix, the conditions that it meets; for those asked before, the parts.
+        # For each year, answer ID or prefix, the conditions it meets; for those asked before, all it meets.
         self._meeting: defaultdict[int | str, list[int]] = defaultdict(list)
-        self._parts_met: dict[int, tuple[int, ...]] = {}
+        self._met: dict[int, _Met] = {}
         self._lengths: tuple[int, ...] = ()
         self._postal = _LongLists()
         self._vague: list[int] = []
         self._unanswered: list[int] = []
+        # For each condition, the needs of crossed layers that it meets; if they are many, they are a set.
+        self._needs: list[array[int]] = []
+        self._many: dict[int, int] = {}
         # For each condition, the parts that contain it. For each part, its demand. For each demand, its parts,
-        # and who has it: quotas and, numbered after them, sub-quotas of crossed layers.
-        self._having: list[list[int]] = []
+        # and the quotas that have it.
+        self._having: list[list[int] | tuple[()]] = []
         self._demands: list[int] = []
         self._parts: list[range] = []
         self._places: list[Sequence[int]] = []
@@ -92,7 +92,8 @@ class QuestionSets:
 
     def add(self, condition: Condition) -> int:
         place = len(self._having)
-        self._having.append([])
+        self._having.append(())
+        self._needs.append(_NO_NEEDS)
         values, meeting = condition.values(), self._meeting
         if len(condition.prefixes) > _LONG:
             self._postal.add(place, condition)
@@ -106,19 +107,29 @@ class QuestionSets:
         return place
 
     def add_demand(self, parts: Sequence[tuple[Iterable[int], bool]], places: Sequence[int]) -> None:
-        """Add a demand: for each part its conditions, and whether it is full.
-
-        `places` has who has it: quotas and, numbered after them, sub-quotas of crossed layers.
-        """
+        """Add a demand: for each part its conditions, and whether it is full; and the quotas that have it."""
         demand, first = len(self._parts), len(self._demands)
         for part, (conditions, is_full) in enumerate(parts, first):
             for condition in conditions:
-                self._having[condition].append(part)
+                having = self._having[condition]
+                if isinstance(having, list):
+                    having.append(part)
+                else:
+                    self._having[condition] = [part]
             self._demands.append(demand)
             if is_full:
                 self._full.add(part)
         self._parts.append(range(first, len(self._demands)))
         self._places.append(places)
+
+    def add_needs(self, conditions: Iterable[int], needs: array[int]) -> None:
+        """Add needs of crossed layers, which any of the conditions meets."""
+        for condition in conditions:
+            if len(needs) > self._sparse:
+                self._many[condition] = self._many.get(condition, 0) | of_places(needs)
+            else:
+                known = self._needs[condition]
+                self._needs[condition] = known + needs if known else needs
 
     def seal(self) -> None:
         """Precompute what does not depend on an answer; call it after everything was added."""
@@ -167,22 +178,50 @@ class QuestionSets:
     def ruled_unanswered(self) -> int:
         return self._ruled(frozenset(), self._doubt_of(self._unanswered))
 
-    def ruled(self, answer: Known) -> int:
-        """Return the sets that an answer rules out, packed."""
+    def doubt_unanswered(self) -> int:
+        """Return the needs that may be met without an answer."""
+        return self._doubtful_needs(self._unanswered)
+
+    def doubt_answered(self) -> int:
+        """Return the needs that may be met by any answer."""
+        return self._doubtful_needs(self._vague)
+
+    def answered(self, answer: Known) -> Answered:
         if isinstance(answer, str):
             found = self._meeting.get
-            places = chain.from_iterable(found(answer[:length], ()) for length in self._lengths)
-            return self._ruled(frozenset(self._parts_of(chain(places, self._postal.met(answer)))), self._doubt)
-        values = answer if isinstance(answer, frozenset) else (answer,)
-        return self._ruled(frozenset().union(*map(self._met, values)), self._doubt)
+            prefixes = [answer[:length] for length in self._lengths]
+            conditions = chain(*(found(prefix, ()) for prefix in prefixes), self._postal.met(answer))
+            met = [self._met_by(conditions)]
+        else:
+            met = list(map(self._met_by_value, answer if isinstance(answer, frozenset) else (answer,)))
+        ruled = self._ruled(frozenset().union(*[each.parts for each in met]), self._doubt)
+        many = all_of(each.many for each in met)
+        needs = met[0].needs if len(met) == 1 else list(chain.from_iterable([each.needs for each in met]))
+        if len(needs) > self._few:
+            many, needs = many | of_places(needs), ()
+        return Answered(ruled, many, needs)
 
-    def _met(self, value: int) -> tuple[int, ...]:
-        found = self._parts_met.get(value)
+    def _met_by_value(self, value: int) -> _Met:
+        found = self._met.get(value)
         if found is None:
-            found = tuple(self._parts_of(self._meeting.get(value, ())))
-            if found:
-                self._parts_met[value] = found
+            conditions = self._meeting.get(value, ())
+            found = self._met_by(conditions)
+            if conditions:
+                self._met[value] = found
         return found
+
+    def _met_by(self, conditions: Iterable[int]) -> _Met:
+        listed = list(conditions)
+        return _Met(tuple(self._parts_of(listed)), *self._needs_of(listed))
+
+    def _needs_of(self, conditions: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the needs that any of the conditions meets, some as a set and the others as a list."""
+        many = all_of(map(self._many.__getitem__, self._many.keys() & conditions)) if self._many else 0
+        return many, list(chain.from_iterable(map(self._needs.__getitem__, conditions)))
+
+    def _doubtful_needs(self, conditions: Sequence[int]) -> int:
+        many, needs = self._needs_of(conditions)
+        return many | of_places(needs)
 
     def _ruled(self, fit: frozenset[int], doubt: _Doubt) -> int:
         demands = list(map(self._demands.__getitem__, fit))
@@ -211,7 +250,7 @@ class QuestionSets:
         if may & self._twice:
             uncertain |= self._having_any(self._shared - certain)
             out |= self._having_any(self._shared - possible - (doubt.possible - touched))
-        return self._layout.packed(out, uncertain)
+        return out | uncertain << self._quotas
 
 
 class _LongLists:

@@ -2,22 +2,22 @@
 
 Each answer rules out some quotas: that set is computed once and cached, and to match a member, the sets of its
 answers are united. One answer can rule out a layer with one sub-quota, or whose sub-quotas all ask the same
-question. The others cross questions, as gender by age: their sub-quotas are found first, and then the rule of a
-layer is applied.
+question. The others cross questions, as gender by age. Of these, an answer meets some needs, which are cached
+beside the quotas that it rules out: see `_crossed`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sampling_async import InvalidRequestError, Quota, Survey
 from sampling_async._pacing.gc_pauses import defer_full_gc
-from sampling_async.matching._bits import Unions, all_of, ascending, of_places, without
-from sampling_async.matching._layers import fitting
+from sampling_async.matching._bits import all_of, ascending, of_places, without
+from sampling_async.matching._crossed import CrossedLayers, most_needs
 from sampling_async.matching._program import Program, Target
-from sampling_async.matching._question import Layout, QuestionSets
+from sampling_async.matching._question import Answered, QuestionSets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,49 +96,6 @@ _REMEMBERED_SIZE: Final = 64
 """The most answer IDs, or letters, of an answer that is cached; longer answers hardly occur twice."""
 
 
-class _Plane(NamedTuple):
-    """The sub-quotas at one position of all crossed layers that have so many."""
-
-    begin: int  # the first bit of these sub-quotas
-    layers: int  # the layers that have this position, a bit each; always the lowest bits
-    full: int  # the layers whose sub-quota at this position is full
-
-
-class _CrossedLayers:
-    """Layers that ask several questions and have several sub-quotas.
-
-    The bits of the first sub-quotas of all layers come first, then those of the second sub-quotas, and so on.
-    The layers are sorted by their number of sub-quotas, the most first, so that each position is one run of
-    bits: layers A with three sub-quotas and B with two have, from bit 0 on, A0 B0 A1 B1 A2. A shift then brings
-    the sub-quotas of a position to the bits of their layers, and the rule of a layer is applied to all layers
-    at once.
-    """
-
-    def __init__(self, layers: Sequence[tuple[LayerShape, list[int]]]) -> None:
-        # With an equal number, in the order of their first quotas, as `Unions` needs it.
-        ordered = sorted(layers, key=lambda each: (-len(each[0].sub_quotas), each[1][0]))
-        self.places: list[int] = []
-        self._planes: list[_Plane] = []
-        self._quotas = Unions([quotas for _, quotas in ordered])
-        self._all = (1 << len(ordered)) - 1
-        for position in range(len(ordered[0][0].sub_quotas) if ordered else 0):
-            having = [shape.sub_quotas[position] for shape, _ in ordered if len(shape.sub_quotas) > position]
-            full = all_of(1 << at for at, (_, is_full) in enumerate(having) if is_full)
-            self._planes.append(_Plane(len(self.places), (1 << len(having)) - 1, full))
-            self.places += [place for place, _ in having]
-
-    def ruled(self, out: int, uncertain: int, policy: MatchPolicy) -> tuple[int, int]:
-        """Return the quotas that the layers rule out, and those that they make uncertain."""
-        # What is not uncertain fits; what is not ruled out may fit. `layers` masks the bits of later positions.
-        sub_quotas = (
-            (without(layers, uncertain >> begin), without(layers, out >> begin), full)
-            for begin, layers, full in self._planes
-        )
-        fits = fitting(sub_quotas, 0, exactly_one=policy.subquota_rule == "exactly_one")
-        no, unsure = without(self._all, fits.possible), without(self._all, fits.certain)
-        return self._quotas.of(no), self._quotas.of(unsure)
-
-
 class _Sorted:
     """The layers of a program, sorted by how they are matched, each with the quotas that have it."""
 
@@ -147,26 +104,27 @@ class _Sorted:
         self.never_certain: list[int] = []  # quotas with a layer that asks for nothing
         self.asked: defaultdict[int, list[int]] = defaultdict(list)  # by the alternatives that rule them out
         self.choices: list[tuple[LayerShape, list[int]]] = []  # several sub-quotas about one question
-        self.crossed: list[tuple[LayerShape, list[int]]] = []  # all others
+        # All others, by the most needs of a sub-quota: all that are together take as many bits.
+        self.crossed: defaultdict[int, list[tuple[LayerShape, list[int]]]] = defaultdict(list)
         for shape, quotas in zip(program.layers, having, strict=True):
             # No garbage is made here, as in `Program`.
             defer_full_gc()
             # `all` is true for a layer without sub-quotas, too: nobody can fit it.
-            if all(full for _, full in shape.sub_quotas):
+            if all(full for _, full in shape):
                 self.never += quotas
-            elif len(shape.sub_quotas) == 1:
-                asked = program.sub_quotas[shape.sub_quotas[0][0]].asked
+            elif len(shape) == 1:
+                asked = program.sub_quotas[shape[0][0]]
                 for place in asked:
                     self.asked[place] += quotas
                 self.never_certain += [] if asked else quotas
             elif _is_one_question(program, shape):
                 self.choices.append((shape, quotas))
             else:
-                self.crossed.append((shape, quotas))
+                self.crossed[most_needs(program, shape)].append((shape, quotas))
 
 
 def _is_one_question(program: Program, layer: LayerShape) -> bool:
-    asked = [program.sub_quotas[place].asked for place, _ in layer.sub_quotas]
+    asked = [program.sub_quotas[place] for place, _ in layer]
     if max(map(len, asked)) > 1 or not all(asked):
         return False
     return len({program.asked[place].question_id for (place,) in asked}) == 1
@@ -190,26 +148,26 @@ class Segment:
 
     def _build(self, program: Program, layers: _Sorted) -> None:
         self._never, self._never_certain = of_places(layers.never), of_places(layers.never_certain)
-        self._crossed = _CrossedLayers(layers.crossed)
-        self._layout = Layout(self.all.bit_length(), len(self._crossed.places))
-        # Sub-quotas that ask for nothing, and so never fit for certain.
-        vague: list[int] = []
-        for bit, sub_quota in enumerate(self._crossed.places):
-            asked = program.sub_quotas[sub_quota].asked
-            for place in asked:
-                layers.asked[place].append(self._layout.quotas + bit)
-            if not asked:
-                vague.append(bit)
-        self._crossed_vague = of_places(vague)
+        self._crossed: list[CrossedLayers] = []
+        self._needs = 0  # the number of them
+        for of_depth in layers.crossed.values():
+            self._crossed.append(CrossedLayers(of_depth, program, self._needs))
+            self._needs = self._crossed[-1].end
         # For each condition, its place in its own question.
         places: dict[int, int] = {}
+        for crossed in self._crossed:
+            while crossed.needs:
+                defer_full_gc()
+                at, needs = crossed.needs.popitem()
+                question, conditions = self._asked(program, at, places)
+                question.add_needs(conditions, needs)
         for at, having in layers.asked.items():
             defer_full_gc()
             question, conditions = self._asked(program, at, places)
             question.add_demand([(conditions, False)], having)
         for shape, having in layers.choices:
             defer_full_gc()
-            of = [(program.sub_quotas[sub_quota].asked[0], full) for sub_quota, full in shape.sub_quotas]
+            of = [(program.sub_quotas[sub_quota][0], full) for sub_quota, full in shape]
             question, _ = self._asked(program, of[0][0], places)
             question.add_demand([(self._asked(program, at, places)[1], full) for at, full in of], having)
         for question in self._questions.values():
@@ -217,54 +175,80 @@ class Segment:
             question.seal()
         self._places = {question_id: at for at, question_id in enumerate(self._questions)}
         self._unanswered = [question.ruled_unanswered() for question in self._questions.values()]
-        self._remembered: list[dict[object, int]] = [{} for _ in self._questions]
+        self._met = all_of(crossed.met for crossed in self._crossed)
+        self._doubt = all_of(crossed.doubt for crossed in self._crossed)
+        # For each question, what any answer changes in `_doubt`. No two questions share a need, so `^` does it.
+        self._changed: list[int] = []
+        for question in self._questions.values():
+            unanswered = question.doubt_unanswered()
+            self._doubt |= unanswered
+            self._changed.append(unanswered ^ question.doubt_answered())
+        self._remembered: list[dict[object, Answered]] = [{} for _ in self._questions]
         self._bytes = 0
 
     def _asked(self, program: Program, at: int, places: dict[int, int]) -> tuple[QuestionSets, list[int]]:
         """Return the question of some alternatives, and the places of their conditions in it."""
-        asked = program.asked[at]
-        question = self._questions.get(asked.question_id)
+        question_id, conditions = program.asked[at]
+        question = self._questions.get(question_id)
         if question is None:
-            question = self._questions[asked.question_id] = QuestionSets(self._layout, self._policy)
-        for condition in asked.conditions:
+            question = self._questions[question_id] = QuestionSets(
+                self.all.bit_length(), self._needs, self._policy
+            )
+        for condition in conditions:
             if condition not in places:
                 places[condition] = question.add(program.conditions[condition])
-        return question, [places[condition] for condition in asked.conditions]
+        return question, [places[condition] for condition in conditions]
 
     def match(self, profile: Profile, kinds: QuestionKinds) -> tuple[int, int]:
         """Return the quotas that a member certainly matches, and those it may match, these included."""
         # Start as if nothing was answered, then replace the sets of the questions that were.
-        ruled = self._unanswered.copy()
-        places, remembered = self._places, self._remembered
+        ruled, met, doubt = self._unanswered.copy(), self._met, self._doubt
+        needs: list[int] = []
+        places, remembered, changed = self._places, self._remembered, self._changed
         for question_id, answer in profile.items():
             at = places.get(question_id)
             if at is None:
                 _check_question_id(question_id)
-            else:
-                # The cache is by equality, and True == 1 == 1.0. Only for `int` and `str` do equal answers mean
-                # the same; all others are normalized first.
-                found = remembered[at].get(answer) if type(answer) is int or type(answer) is str else None
-                ruled[at] = self._ruled(at, question_id, answer, kinds) if found is None else found
-        out, uncertain, out_crossed, uncertain_crossed = self._layout.parts(all_of(ruled))
-        by_crossed = self._crossed.ruled(out_crossed, uncertain_crossed | self._crossed_vague, self._policy)
-        possible = without(self.all, out | by_crossed[0] | self._never)
-        return without(possible, uncertain | by_crossed[1] | self._never_certain), possible
+                continue
+            # The cache is by equality, and True == 1 == 1.0. Only for `int` and `str` do equal answers mean the
+            # same; all others are normalized first.
+            found = remembered[at].get(answer) if type(answer) is int or type(answer) is str else None
+            if found is None:
+                found = self._answered(at, question_id, answer, kinds)
+                if found is None:
+                    continue
+            ruled[at], many, few = found
+            if many:
+                met |= many
+            needs += few
+            if changed[at]:
+                doubt ^= changed[at]
+        both = all_of(ruled)
+        out, uncertain = both & self.all, both >> self.all.bit_length()
+        met |= of_places(needs)
+        for crossed in self._crossed:
+            by_crossed = crossed.ruled(met, met | doubt)
+            out |= by_crossed[0]
+            uncertain |= by_crossed[1]
+        possible = without(self.all, out | self._never)
+        return without(possible, uncertain | self._never_certain), possible
 
-    def _ruled(self, at: int, question_id: int, answer: object, kinds: QuestionKinds) -> int:
+    def _answered(self, at: int, question_id: int, answer: object, kinds: QuestionKinds) -> Answered | None:
         known = kinds.known(question_id, answer)
         if known is None:
-            return self._unanswered[at]
+            return None
         key = answer if type(answer) is int or type(answer) is str else known
         found = self._remembered[at].get(key)
         if found is None:
             # Else a full collection may be due at the first members after building, and visits all of the
             # inventory: half a second for one member, with ten thousand quotas.
             defer_full_gc()
-            found = self._questions[question_id].ruled(known)
+            found = self._questions[question_id].answered(known)
             size = 1 if isinstance(known, int) else len(known)
             if size > _REMEMBERED_SIZE:
                 return found
-            self._bytes += found.bit_length() // 8 + 200 + 100 * size
+            bits = found.ruled.bit_length() + found.many.bit_length()
+            self._bytes += bits // 8 + 8 * len(found.few) + 250 + 100 * size
             if self._bytes > _REMEMBERED_BYTES:
                 self._bytes = 0
                 for each in self._remembered:

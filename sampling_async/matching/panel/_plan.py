@@ -101,11 +101,11 @@ class CompactInventory:
             for program, target in with_gc_deferred(compiled)
         ]
         self.layers = [
-            tuple([(sub_quotas.place((id_, at)), full) for at, full in programs[id_].layers[place].sub_quotas])
+            tuple([(sub_quotas.place((id_, at)), full) for at, full in programs[id_].layers[place]])
             for id_, place in with_gc_deferred(layers.items)
         ]
         self._sub_quotas = [
-            tuple([all_asked.place((id_, at)) for at in programs[id_].sub_quotas[place].asked])
+            tuple([all_asked.place((id_, at)) for at in programs[id_].sub_quotas[place]])
             for id_, place in with_gc_deferred(sub_quotas.items)
         ]
         self.classes, self._asked = _classes(programs, all_asked.items, kinds, policy)
