@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from attrs import field, frozen
 
@@ -265,13 +265,12 @@ Span = tuple[int, int]
 """The first and the last year of age, both included."""
 
 
-@frozen
-class Condition:
+class Condition(NamedTuple):  # of tens of thousands, tuples are made in a third of the time
     question_id: int
     ids: frozenset[int]  # answer IDs; any one of them meets the condition
     spans: tuple[Span, ...]  # ranges of years of age; if there are any, the answer is an age
     prefixes: frozenset[str]  # of postal codes
-    lengths: frozenset[int] = field(eq=False)  # of these prefixes, a few
+    lengths: frozenset[int]  # of these prefixes, a few
     is_vague: bool  # not understood, or only in part: any member may meet it
     is_cut: bool  # the service shows a part of the list: an answer outside it may still be right
     is_asked: bool  # the service asks members without an answer (IsRoutable)

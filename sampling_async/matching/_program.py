@@ -37,6 +37,15 @@ class Diagnostic:
     message: str
 
 
+class _Row(NamedTuple):
+    """A row as it was read."""
+
+    question_id: int
+    condition: int  # its place in the program
+    asked: int  # the place of this condition as the only alternative
+    odd: tuple[str, ...]  # messages about what is odd in the row
+
+
 class Alternatives(NamedTuple):
     """The alternatives about one question: any of these conditions, by their places in the program."""
 
@@ -89,15 +98,11 @@ class Program:
         self._sub_quotas, self._layers = DistinctList[SubQuotaShape](), DistinctList[LayerShape]()
         self.conditions, self.asked = self._conditions.items, self._asked.items
         self.sub_quotas, self.layers = self._sub_quotas.items, self._layers.items
-        # For each distinct row, the place of its condition, and the messages about what is odd in it.
-        self._read: list[tuple[int, tuple[str, ...]]] = []
-        self._rows: dict[QuestionAndAnswers, int] = {}
-        # Row numbers by `id(row)`. Equal rows mostly are the same object, and an id is cheaper to hash than a
-        # row.
-        self._numbers: dict[int, int] = {}
-        # Sub-quotas by the numbers of their rows: their place, and their messages.
+        # Rows by `id(row)`. Equal rows mostly are the same object, and an id is cheaper to hash than a row.
+        self._rows: dict[int, _Row] = {}
+        self._equal_rows: dict[QuestionAndAnswers, _Row] = {}
+        # Sub-quotas by the ids of their rows: their place, and messages about what is odd in them.
         self._shapes: dict[tuple[int, ...], tuple[int, tuple[str, ...]]] = {}
-        self._shapes_of_layers: dict[tuple[tuple[int, bool], ...], int] = {}
         seen: set[int] = set()
         for survey in surveys:
             # There may be millions of objects here, and none of them is garbage: a collection would only cost
@@ -111,7 +116,7 @@ class Program:
                     self.targets.append(Target(survey, quota, self._layers_of(survey, quota)))
         # These are needed during parsing only. The ids must not be used later: when a row is freed, another
         # object may get its id.
-        del self._numbers, self._rows, self._read, self._shapes, self._shapes_of_layers
+        del self._rows, self._equal_rows, self._shapes
         del self._conditions, self._asked, self._sub_quotas, self._layers
 
     def _layers_of(self, survey: Survey, quota: Quota) -> tuple[int, ...]:
@@ -131,13 +136,8 @@ class Program:
                 self._report(
                     survey, quota, f"Layers[{at}]", "a layer without sub-quotas: no member can match it"
                 )
-            # Look up by the order given first, which avoids the sorting for layers seen before. Sorted, layers
-            # that differ only in the order of their sub-quotas are one.
-            key = tuple(shapes)
-            place = self._shapes_of_layers.get(key)
-            if place is None:
-                place = self._shapes_of_layers[key] = self._layers.place(tuple(sorted(shapes)))
-            places[place] = None
+            # Sorted, layers that differ only in the order of their sub-quotas are one.
+            places[self._layers.place(tuple(sorted(shapes)))] = None
         return tuple(places)
 
     def _report(self, survey: Survey, quota: Quota, path: str, *messages: str) -> None:
@@ -146,35 +146,35 @@ class Program:
 
     def _shape(self, sub_quota: SubQuota) -> tuple[int, tuple[str, ...]]:
         """Return the place of a sub-quota's shape, and messages about what is odd in it."""
-        numbers = self._numbers
-        key = tuple(
-            [
-                numbers[id(row)] if id(row) in numbers else self._number(row)
-                for row in sub_quota.questions_and_answers
-            ]
-        )
+        key = tuple(map(id, sub_quota.questions_and_answers))
         found = self._shapes.get(key)
         if found is None:
-            # Rows about the same question are alternatives: one of them must be met.
-            by_question: dict[int, set[int]] = {}
-            for row, number in zip(sub_quota.questions_and_answers, key, strict=True):
-                by_question.setdefault(row.question_id, set()).add(self._read[number][0])
-            asked = [
-                self._asked.place(Alternatives(id_, tuple(sorted(each)))) for id_, each in by_question.items()
-            ]
-            odd = [message for number in key for message in self._read[number][1]]
+            known = self._rows
+            rows = [known.get(id(row)) or self._row(row) for row in sub_quota.questions_and_answers]
+            asked = [row.asked for row in rows]
+            if len(rows) > 1 and len({row.question_id for row in rows}) < len(rows):
+                # Rows about the same question are alternatives: one of them must be met.
+                by_question: dict[int, set[int]] = {}
+                for row in rows:
+                    by_question.setdefault(row.question_id, set()).add(row.condition)
+                asked = [self._alternatives(id_, each) for id_, each in by_question.items()]
+            odd = [message for row in rows for message in row.odd]
             place = self._sub_quotas.place(tuple(sorted(asked)))
             found = self._shapes[key] = place, tuple(odd if key else ["a sub-quota without questions"])
         return found
 
-    def _number(self, row: QuestionAndAnswers) -> int:
-        number = self._rows.setdefault(row, len(self._rows))
-        if number == len(self._read):
+    def _row(self, row: QuestionAndAnswers) -> _Row:
+        found = self._equal_rows.get(row)
+        if found is None:
             odd: list[str] = []
-            condition = condition_of(row, self._kinds, self.policy, odd.append)
-            self._read.append((self._conditions.place(condition), tuple(odd)))
-        self._numbers[id(row)] = number
-        return number
+            condition = self._conditions.place(condition_of(row, self._kinds, self.policy, odd.append))
+            asked = self._alternatives(row.question_id, (condition,))
+            found = self._equal_rows[row] = _Row(row.question_id, condition, asked, tuple(odd))
+        self._rows[id(row)] = found
+        return found
+
+    def _alternatives(self, question_id: int, conditions: Iterable[int]) -> int:
+        return self._asked.place(Alternatives(question_id, tuple(sorted(conditions))))
 
 
 _NO_TARGET: Final = "MaxTargetCompletes is not above 0: the sub-quota counts as full"
