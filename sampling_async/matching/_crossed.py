@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _numbers() -> array[int]:
-    return array("l")
+    return array("i")
 
 
 class _Plane(NamedTuple):

@@ -32,7 +32,7 @@ _NARROW: Final = 2**15
 _SPARSE: Final = 256
 """If there are more, a set is long, and faster than a list only if more than one need in so many is met."""
 
-_NO_NEEDS: Final = array("l")
+_NO_NEEDS: Final = array("i")
 
 
 class Answered(NamedTuple):
@@ -40,7 +40,7 @@ class Answered(NamedTuple):
 
     ruled: int  # from the lowest bit on, the quotas ruled out, and then those uncertain or ruled out
     many: int  # needs as a set
-    few: Sequence[int]  # the other needs, if they are few
+    few: array[int]  # the other needs, if they are few
 
 
 class _Met(NamedTuple):
@@ -48,7 +48,7 @@ class _Met(NamedTuple):
 
     parts: Sequence[int]
     many: int  # the needs of conditions that meet many
-    needs: Sequence[int]  # the other needs
+    needs: array[int]  # the other needs
 
 
 class _Doubt(NamedTuple):
@@ -196,9 +196,9 @@ class QuestionSets:
             met = list(map(self._met_by_value, answer if isinstance(answer, frozenset) else (answer,)))
         ruled = self._ruled(frozenset().union(*[each.parts for each in met]), self._doubt)
         many = all_of(each.many for each in met)
-        needs = met[0].needs if len(met) == 1 else list(chain.from_iterable([each.needs for each in met]))
+        needs = met[0].needs if len(met) == 1 else _joined(each.needs for each in met)
         if len(needs) > self._few:
-            many, needs = many | of_places(needs), ()
+            many, needs = many | of_places(needs), _NO_NEEDS
         return Answered(ruled, many, needs)
 
     def _met_by_value(self, value: int) -> _Met:
@@ -214,10 +214,10 @@ class QuestionSets:
         listed = list(conditions)
         return _Met(tuple(self._parts_of(listed)), *self._needs_of(listed))
 
-    def _needs_of(self, conditions: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the needs that any of the conditions meets, some as a set and the others as a list."""
+    def _needs_of(self, conditions: Sequence[int]) -> tuple[int, array[int]]:
+        """Return the needs that any of the conditions meets, some as a set and the others as numbers."""
         many = all_of(map(self._many.__getitem__, self._many.keys() & conditions)) if self._many else 0
-        return many, list(chain.from_iterable(map(self._needs.__getitem__, conditions)))
+        return many, _joined(map(self._needs.__getitem__, conditions))
 
     def _doubtful_needs(self, conditions: Sequence[int]) -> int:
         many, needs = self._needs_of(conditions)
@@ -251,6 +251,11 @@ class QuestionSets:
             uncertain |= self._having_any(self._shared - certain)
             out |= self._having_any(self._shared - possible - (doubt.possible - touched))
         return out | uncertain << self._quotas
+
+
+def _joined(some: Iterable[array[int]]) -> array[int]:
+    # As bytes: arrays are joined without a number being made of each element.
+    return array("i", b"".join(some))
 
 
 class _LongLists:

@@ -248,7 +248,7 @@ class Segment:
             if size > _REMEMBERED_SIZE:
                 return found
             bits = found.ruled.bit_length() + found.many.bit_length()
-            self._bytes += bits // 8 + 8 * len(found.few) + 250 + 100 * size
+            self._bytes += bits // 8 + 4 * len(found.few) + 250 + 100 * size
             if self._bytes > _REMEMBERED_BYTES:
                 self._bytes = 0
                 for each in self._remembered:
