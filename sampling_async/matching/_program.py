@@ -37,7 +37,7 @@ class Diagnostic:
     message: str
 
 
-class _Row(NamedTuple):
+class _ConditionRow(NamedTuple):
     """A row as it was read."""
 
     question_id: int
@@ -99,8 +99,8 @@ class Program:
         self.conditions, self.asked = self._conditions.items, self._asked.items
         self.sub_quotas, self.layers = self._sub_quotas.items, self._layers.items
         # Rows by `id(row)`. Equal rows mostly are the same object, and an id is cheaper to hash than a row.
-        self._rows: dict[int, _Row] = {}
-        self._equal_rows: dict[QuestionAndAnswers, _Row] = {}
+        self._rows: dict[int, _ConditionRow] = {}
+        self._equal_rows: dict[QuestionAndAnswers, _ConditionRow] = {}
         # Sub-quotas by the ids of their rows: their place, and messages about what is odd in them.
         self._shapes: dict[tuple[int, ...], tuple[int, tuple[str, ...]]] = {}
         seen: set[int] = set()
@@ -163,13 +163,13 @@ class Program:
             found = self._shapes[key] = place, tuple(odd if key else ["a sub-quota without questions"])
         return found
 
-    def _row(self, row: QuestionAndAnswers) -> _Row:
+    def _row(self, row: QuestionAndAnswers) -> _ConditionRow:
         found = self._equal_rows.get(row)
         if found is None:
             odd: list[str] = []
             condition = self._conditions.place(condition_of(row, self._kinds, self.policy, odd.append))
             asked = self._alternatives(row.question_id, (condition,))
-            found = self._equal_rows[row] = _Row(row.question_id, condition, asked, tuple(odd))
+            found = self._equal_rows[row] = _ConditionRow(row.question_id, condition, asked, tuple(odd))
         self._rows[id(row)] = found
         return found
 

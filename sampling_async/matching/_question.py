@@ -35,7 +35,7 @@ _SPARSE: Final = 256
 _NO_NEEDS: Final = array("i")
 
 
-class Answered(NamedTuple):
+class AnsweredQuestion(NamedTuple):
     """What an answer does: the quotas it rules out, and the needs of crossed layers that it meets."""
 
     ruled: int  # from the lowest bit on, the quotas ruled out, and then those uncertain or ruled out
@@ -186,7 +186,7 @@ class QuestionSets:
         """Return the needs that may be met by any answer."""
         return self._doubtful_needs(self._vague)
 
-    def answered(self, answer: Known) -> Answered:
+    def answered(self, answer: Known) -> AnsweredQuestion:
         if isinstance(answer, str):
             found = self._meeting.get
             prefixes = [answer[:length] for length in self._lengths]
@@ -199,7 +199,7 @@ class QuestionSets:
         needs = met[0].needs if len(met) == 1 else _joined(each.needs for each in met)
         if len(needs) > self._few:
             many, needs = many | of_places(needs), _NO_NEEDS
-        return Answered(ruled, many, needs)
+        return AnsweredQuestion(ruled, many, needs)
 
     def _met_by_value(self, value: int) -> _Met:
         found = self._met.get(value)

@@ -17,7 +17,7 @@ from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import all_of, ascending, of_places, without
 from sampling_async.matching._crossed import CrossedLayers, most_needs
 from sampling_async.matching._program import Program, Target
-from sampling_async.matching._question import Answered, QuestionSets
+from sampling_async.matching._question import AnsweredQuestion, QuestionSets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,7 +183,7 @@ class Segment:
             unanswered = question.doubt_unanswered()
             self._doubt |= unanswered
             self._changed.append(unanswered ^ question.doubt_answered())
-        self._remembered: list[dict[object, Answered]] = [{} for _ in self._questions]
+        self._remembered: list[dict[object, AnsweredQuestion]] = [{} for _ in self._questions]
         self._bytes = 0
 
     def _asked(self, program: Program, at: int, places: dict[int, int]) -> tuple[QuestionSets, list[int]]:
@@ -233,7 +233,9 @@ class Segment:
         possible = without(self.all, out | self._never)
         return without(possible, uncertain | self._never_certain), possible
 
-    def _answered(self, at: int, question_id: int, answer: object, kinds: QuestionKinds) -> Answered | None:
+    def _answered(
+        self, at: int, question_id: int, answer: object, kinds: QuestionKinds
+    ) -> AnsweredQuestion | None:
         known = kinds.known(question_id, answer)
         if known is None:
             return None

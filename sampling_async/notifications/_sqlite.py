@@ -19,18 +19,21 @@ from sampling_async._journal.database import connected, failing, make_durable, t
 from sampling_async._private_files import make_private
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._entries import in_its_wave
-from sampling_async.notifications._hit_rows import (
+from sampling_async.notifications._records import Kind, UnknownNotification
+from sampling_async.notifications._store import Backlog, Fact, Hit, Settled, State, Store, StoreError, Validity
+from sampling_async.notifications._tables import (
+    CLAIM,
+    CLAIM_OF_KIND,
+    COLUMNS,
     FACTS,
     MOST_ROWS,
     RECEIPTS,
     fact_row,
     insertion,
+    make_tables,
     receipt_row,
     subject_of,
 )
-from sampling_async.notifications._records import Kind, UnknownNotification
-from sampling_async.notifications._store import Backlog, Fact, Hit, Settled, State, Store, StoreError, Validity
-from sampling_async.notifications._tables import CLAIM, CLAIM_OF_KIND, COLUMNS, make_tables
 from sampling_async.notifications._understanding import FieldReader, parse
 
 if TYPE_CHECKING:
