@@ -12,6 +12,7 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
+from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import Unions, all_of, of_places, without
 from sampling_async.matching._layers import fitting
 
@@ -71,6 +72,8 @@ class CrossedLayers:
         met: list[int] = []
         doubt: list[int] = []
         for bit, places in enumerate(asked):
+            # No garbage is made here, as in `Program`.
+            defer_full_gc()
             for shift, place in zip(self._shifts, places, strict=False):
                 self.needs[place].append(shift + bit)
             if len(places) < depth:
