@@ -34,6 +34,7 @@ from sampling_async.matching import (
     QuestionKinds,
     QuotaIndex,
     Truth,
+    _crossed,
     _question,
     _segment,
 )
@@ -51,7 +52,8 @@ def test_the_index_agrees_with_the_reference(of_quotas, members, policy, is_larg
         if is_large:  # all is as with thousands of quotas, of crossed layers and of postal codes
             patch.setattr(_question, "_LONG", 0)
             patch.setattr(_question, "_MANY", 2)
-            patch.setattr(_question, "_NARROW", 0)
+            patch.setattr(_question, "NARROW", 0)
+            patch.setattr(_crossed, "NARROW", 0)
             patch.setattr(_question, "_SPARSE", 4)
         index = QuotaIndex([survey(*quotas)], kinds=KINDS, policy=policy)
     for profile in members * 2:  # the second time from the cache
@@ -147,7 +149,8 @@ def test_crossed_layers_answer_the_same_however_many_needs_are_met_and_answers_r
     monkeypatch, sparse, remembered
 ):
     """Needs are kept as lists, as lists and sets, or as sets; the cache is large, soon full, or none."""
-    monkeypatch.setattr(_question, "_NARROW", 0)
+    monkeypatch.setattr(_question, "NARROW", 0)
+    monkeypatch.setattr(_crossed, "NARROW", 0)
     monkeypatch.setattr(_question, "_SPARSE", sparse)
     monkeypatch.setattr(_segment, "_REMEMBERED_BYTES", remembered)
     genders, routable = (

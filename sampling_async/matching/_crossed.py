@@ -10,7 +10,7 @@ from array import array
 from collections import defaultdict
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import Unions, all_of, of_places, without
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sampling_async.matching._program import LayerShape, Program
+
+
+NARROW: Final = 2**15
+"""Up to so many needs, a set of them is short: it has 4 KiB at most."""
 
 
 def _numbers() -> array[int]:
@@ -52,7 +56,9 @@ class CrossedLayers:
         doubt: The needs that are uncertain whatever a member answers: of sub-quotas that ask for nothing.
     """
 
-    def __init__(self, layers: Sequence[tuple[LayerShape, list[int]]], program: Program, first: int) -> None:
+    def __init__(
+        self, layers: Sequence[tuple[LayerShape, list[int]]], program: Program, depth: int, first: int
+    ) -> None:
         # With an equal number, in the order of their first quotas, as `Unions` needs it.
         ordered = sorted(layers, key=lambda each: (-len(each[0]), each[1][0]))
         self._policy = program.policy
@@ -65,7 +71,7 @@ class CrossedLayers:
             full = all_of(1 << at for at, (_, is_full) in enumerate(having) if is_full)
             self._planes.append(_Plane(len(asked), (1 << len(having)) - 1, full))
             asked += [program.sub_quotas[place] for place, _ in having]
-        width, depth = len(asked), most_needs(program, ordered[0][0])
+        width = len(asked)
         self._shifts = range(first, first + depth * width, width)
         self.end = self._shifts.stop
         self.needs: defaultdict[int, array[int]] = defaultdict(_numbers)
@@ -101,5 +107,18 @@ class CrossedLayers:
         return reduce(and_, [needs >> shift for shift in self._shifts])
 
 
-def most_needs(program: Program, layer: LayerShape) -> int:
-    return max(1, *[len(program.sub_quotas[place]) for place, _ in layer])
+def crossed_layers(layers: Sequence[tuple[LayerShape, list[int]]], program: Program) -> list[CrossedLayers]:
+    """Return the layers in groups, each with the quotas that have it.
+
+    All sub-quotas of a group take as many bits as the most needs of one of them. If sets are long, one with ten
+    questions must not make those of all others longer: then each number of needs is a group.
+    """
+    by_depth: defaultdict[int, list[tuple[LayerShape, list[int]]]] = defaultdict(list)
+    for shape, quotas in layers:
+        by_depth[max(1, *[len(program.sub_quotas[place]) for place, _ in shape])].append((shape, quotas))
+    if by_depth and max(by_depth) * sum(len(shape) for shape, _ in layers) <= NARROW:
+        by_depth = defaultdict(list, {max(by_depth): list(layers)})
+    groups: list[CrossedLayers] = []
+    for depth, some in by_depth.items():
+        groups.append(CrossedLayers(some, program, depth, groups[-1].end if groups else 0))
+    return groups

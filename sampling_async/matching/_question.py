@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sampling_async.matching._bits import all_of, of_places, without
+from sampling_async.matching._crossed import NARROW
 from sampling_async.matching._layers import Fitting, fitting
 
 if TYPE_CHECKING:
@@ -26,11 +27,8 @@ _MANY: Final = 12
 
 _LONG: Final = 64  # longer lists of postal codes are not put into a table at once; see `_LongLists`
 
-_NARROW: Final = 2**15
-"""Up to so many needs of crossed layers, those that an answer meets are kept as a set: it has 4 KiB at most."""
-
 _SPARSE: Final = 256
-"""If there are more, a set is long, and faster than a list only if more than one need in so many is met."""
+"""A long set of needs is faster than a list of them only if more than one need in so many is met."""
 
 _NO_NEEDS: Final = array("i")
 
@@ -69,7 +67,7 @@ class QuestionSets:
     def __init__(self, quotas: int, needs: int, policy: MatchPolicy) -> None:
         self._quotas = quotas
         self._sparse = needs // _SPARSE
-        self._few = self._sparse if needs > _NARROW else 0
+        self._few = self._sparse if needs > NARROW else 0
         self._policy = policy
         self._exactly_one = policy.subquota_rule == "exactly_one"
         # For each year, answer ID or prefix, the conditions it meets; for those asked before, all it meets.

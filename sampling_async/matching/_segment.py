@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from sampling_async import InvalidRequestError, Quota, Survey
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import all_of, ascending, of_places, without
-from sampling_async.matching._crossed import CrossedLayers, most_needs
+from sampling_async.matching._crossed import crossed_layers
 from sampling_async.matching._program import Program, Target
 from sampling_async.matching._question import AnsweredQuestion, QuestionSets
 
@@ -104,8 +104,7 @@ class _Sorted:
         self.never_certain: list[int] = []  # quotas with a layer that asks for nothing
         self.asked: defaultdict[int, list[int]] = defaultdict(list)  # by the alternatives that rule them out
         self.choices: list[tuple[LayerShape, list[int]]] = []  # several sub-quotas about one question
-        # All others, by the most needs of a sub-quota: all that are together take as many bits.
-        self.crossed: defaultdict[int, list[tuple[LayerShape, list[int]]]] = defaultdict(list)
+        self.crossed: list[tuple[LayerShape, list[int]]] = []  # all others
         for shape, quotas in zip(program.layers, having, strict=True):
             # No garbage is made here, as in `Program`.
             defer_full_gc()
@@ -120,7 +119,7 @@ class _Sorted:
             elif _is_one_question(program, shape):
                 self.choices.append((shape, quotas))
             else:
-                self.crossed[most_needs(program, shape)].append((shape, quotas))
+                self.crossed.append((shape, quotas))
 
 
 def _is_one_question(program: Program, layer: LayerShape) -> bool:
@@ -148,11 +147,8 @@ class Segment:
 
     def _build(self, program: Program, layers: _Sorted) -> None:
         self._never, self._never_certain = of_places(layers.never), of_places(layers.never_certain)
-        self._crossed: list[CrossedLayers] = []
-        self._needs = 0  # the number of them
-        for of_depth in layers.crossed.values():
-            self._crossed.append(CrossedLayers(of_depth, program, self._needs))
-            self._needs = self._crossed[-1].end
+        self._crossed = crossed_layers(layers.crossed, program)
+        self._needs = self._crossed[-1].end if self._crossed else 0  # the number of them
         # For each condition, its place in its own question.
         places: dict[int, int] = {}
         for crossed in self._crossed:
@@ -220,12 +216,14 @@ class Segment:
             ruled[at], many, few = found
             if many:
                 met |= many
-            needs += few
+            if few:
+                needs += few
             if changed[at]:
                 doubt ^= changed[at]
         both = all_of(ruled)
         out, uncertain = both & self.all, both >> self.all.bit_length()
-        met |= of_places(needs)
+        if needs:
+            met |= of_places(needs)
         for crossed in self._crossed:
             by_crossed = crossed.ruled(met, met | doubt)
             out |= by_crossed[0]
