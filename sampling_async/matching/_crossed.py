@@ -59,8 +59,10 @@ class CrossedLayers:
     def __init__(
         self, layers: Sequence[tuple[LayerShape, list[int]]], program: Program, depth: int, first: int
     ) -> None:
-        # With an equal number, in the order of their first quotas, as `Unions` needs it.
-        ordered = sorted(layers, key=lambda each: (-len(each[0]), each[1][0]))
+        # With an equal number, in the order of their first quotas, as `Unions` needs it. Keys that are pairs
+        # would be thousands of objects at once, after which a full collection is due.
+        ordered = sorted(layers, key=lambda each: each[1][0])
+        ordered.sort(key=lambda each: -len(each[0]))
         self._policy = program.policy
         self._planes: list[_Plane] = []
         self._quotas = Unions([quotas for _, quotas in ordered])
@@ -115,6 +117,7 @@ def crossed_layers(layers: Sequence[tuple[LayerShape, list[int]]], program: Prog
     """
     by_depth: defaultdict[int, list[tuple[LayerShape, list[int]]]] = defaultdict(list)
     for shape, quotas in layers:
+        defer_full_gc()
         by_depth[max(1, *[len(program.sub_quotas[place]) for place, _ in shape])].append((shape, quotas))
     if by_depth and max(by_depth) * sum(len(shape) for shape, _ in layers) <= NARROW:
         by_depth = defaultdict(list, {max(by_depth): list(layers)})
