@@ -15,6 +15,7 @@ from sampling_async.matching._index import QuotaIndex, require_kinds_and_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from types import TracebackType
 
     from sampling_async import Quotas, WatchStatus
     from sampling_async._following import Following
@@ -168,9 +169,11 @@ class LiveIndex(BackgroundService):
         self._watch.board.add(self)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._watch.board.remove(self)
-        await super().__aexit__(None, None, None)
+        await super().__aexit__(exc_type, exc, traceback)
 
     def moved(self, keys: Iterable[Key]) -> None:
         """Record which surveys have changed, and close the quotas that they do not show any longer."""

@@ -171,6 +171,20 @@ async def test_an_error_of_a_compilation_is_raised_when_the_block_is_left():
                     await live.ready()
 
 
+async def test_what_the_block_raises_is_not_hidden_by_an_error_of_a_compilation():
+    clock, service = HandClock(), FakeService(inventory(1))
+
+    def rank(*_):
+        raise ZeroDivisionError
+
+    async with watch_of(service, clock) as watch:
+        with pytest.raises(LookupError, match="of the block"):
+            async with LiveIndex(watch, rank=rank) as live:
+                with pytest.raises(RuntimeError):
+                    await live.ready()
+                raise LookupError("of the block")
+
+
 async def test_an_inventory_that_cannot_be_compiled_leaves_the_index_before_it(caplog):
     clock, service = HandClock(), FakeService(inventory(1, 2, 3))
     async with watch_of(service, clock) as watch:

@@ -18,6 +18,7 @@ from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from sampling_async._snapshot import Snapshot
 
@@ -53,10 +54,12 @@ class SnapshotServer(BackgroundService):
             self._end_listening()
             raise
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.must_be_outside()
         try:
-            await super().__aexit__(None, None, None)
+            await super().__aexit__(exc_type, exc, traceback)
         finally:
             self._end_listening()
 
