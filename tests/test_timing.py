@@ -55,6 +55,17 @@ def test_a_wait_for_a_permit_during_a_hold_is_a_hold():
     assert timeline.timing(1) == Timing(permit=3.0, hold=3.0, connect=3.0, attempts=1)
 
 
+def test_holds_that_ended_before_a_wait_are_not_looked_through():
+    time, holds = doubles.FakeTime(), BusyIntervals()
+    holds.begin("somebody else", 0.0)
+    holds.end("somebody else", 1.0)
+    holds.within = None  # a client may have 256 of them, and each of its requests would add them up
+    time.now = 1.0
+    timeline = Timeline(time.clock, holds)
+    time.now = 3.0
+    assert timeline.timing(0) == Timing(permit=2.0, attempts=0)
+
+
 def test_a_timeline_can_be_read_while_it_goes_on():
     time = doubles.FakeTime()
     timeline = Timeline(time.clock, BusyIntervals())

@@ -8,7 +8,7 @@ import types
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from math import fsum
+from math import fsum, inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -250,13 +250,13 @@ class BusyIntervals:
     _since: float  # of the span that lasts
 
     def __init__(self) -> None:
-        self.has_begun = False  # whether there was a span at all
+        self.until = -inf  # when the latest span ended; inf while one lasts
         self._ended: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self._waiting: set[object] = set()
 
     def begin(self, who: object, now: float) -> None:
         if not self._waiting:
-            self.has_begun, self._since = True, now
+            self.until, self._since = inf, now
         self._waiting.add(who)
 
     def end(self, who: object, now: float) -> None:
@@ -264,6 +264,7 @@ class BusyIntervals:
             return
         self._waiting.discard(who)
         if not self._waiting:
+            self.until = now
             self._ended.append((self._since, now))
 
     def within(self, first: float, last: float) -> float:
@@ -293,7 +294,7 @@ class Timeline:
         """End the current stage and begin another, or the same one again. Return the time."""
         now = self._clock()
         spent = now - self.since
-        if self._stage == PERMIT and self._holds.has_begun:
+        if self._stage == PERMIT and self._holds.until > self.since:
             hold = self._holds.within(self.since, now)
             self.seconds[HOLD] += hold
             spent -= hold
