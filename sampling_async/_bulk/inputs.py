@@ -62,10 +62,10 @@ class Input(Generic[T]):
             return False
         if self._prompt is None and self._async_iterator is None:
             self._open()
-        if self._async_iterator is None:
-            return self.read_now()
-        await self._read_async(self._async_iterator, remaining)
-        return self.latest is not Input.NOTHING
+        if self._async_iterator is not None:
+            await self._read_async(self._async_iterator, remaining)
+            return self.latest is not Input.NOTHING
+        return self._prompt is not None and self._read_next(self._prompt)
 
     def read_now(self) -> bool:
         """Read the next item into `latest`, if no wait is needed for it. Return False if there is none.
