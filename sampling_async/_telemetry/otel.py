@@ -74,7 +74,11 @@ class Telemetry:
 
 
 class _Metrics:
-    """The metrics of all clients of a provider: the SDK drops callbacks of a second instrument of a name."""
+    """The metrics of all clients of one meter provider.
+
+    There is one for each provider, for as long as it lives: the SDK takes an observable instrument once, and
+    drops the callbacks of a second one with the same name.
+    """
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = metrics.get_meter(_SCOPE, __version__, provider, _SCHEMA)

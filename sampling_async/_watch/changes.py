@@ -81,7 +81,10 @@ def key_of(survey: Survey) -> Key:
 
 
 def differences(key: Key, before: Survey | None, after: Survey | None) -> Iterator[Change]:
-    """Yield the changes of a survey, None while it is not open; it opens before its quotas, and closes last."""
+    """Yield the changes that lead from one state of a survey to another; None is a survey that is not open.
+
+    A survey opens before its quotas, and closes after them.
+    """
     change = partial(Change, survey_id=key[0], wave_id=key[1])
     if before is None and after is not None:
         yield change(kind="survey_opened", after=after)

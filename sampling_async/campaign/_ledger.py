@@ -131,7 +131,10 @@ class CampaignLedger(LedgerFile):
         )
 
     def open_invites(self, since: float) -> Sequence[tuple[int, int, int]]:
-        """Return quota, survey and number of the invites that may be there and still end in a complete."""
+        """Return quota, survey and number of the invites that may still end in a complete.
+
+        Pairs whose outcome is unknown count too: nobody knows when, or whether, they were made.
+        """
         return self._rows(
             "SELECT quota, survey, count(*) FROM invites WHERE at >= ? GROUP BY quota, survey"
             " UNION ALL SELECT p.quota, q.survey, count(*)"

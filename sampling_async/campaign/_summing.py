@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._ledger_file import PlannedQuota
     from sampling_async.campaign._lessons import Rule
+    from sampling_async.campaign._limits import Limits
 
 SLOT: Final = 10  # seconds in an interval of the ledger
 _BRIEF: Final = 5.0  # seconds: waits that are closer together are one
@@ -130,7 +131,10 @@ _NO_CODE: Final = "no usable response, or not sent"
 
 
 def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
-    """Return the summary of a campaign. What a dead run had in flight is `unknown` before that is noted too."""
+    """Return the summary of a campaign.
+
+    What was in flight when a process ended is `unknown`, also before the next run notes that.
+    """
     is_running = ledger.is_running()
     facts = dict(ledger.read("SELECT name, value FROM facts"))
     if not ledger.plan:
@@ -143,16 +147,8 @@ def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
         f"SELECT began, coalesce(ended, {LAST_SIGN}), reason, ended IS NULL FROM runs ORDER BY id"  # noqa: S608
     )
     now = datetime.now(UTC).timestamp()
-    limits, reason = ledger.limits(), ""
-    if is_running:
-        state: CampaignState = "paused" if limits.paused else "running"
-        reason = limits.reason if limits.paused else ""
-    elif not runs:
-        state = "planned"
-    elif pairs.pending:
-        state, reason = "stopped", str(runs[-1][2]) or KILLED
-    else:
-        state = "finished"
+    limits = ledger.limits()
+    state, reason = _state(pairs, runs, limits, is_running=is_running)
     money = ledger.read("SELECT coalesce(sum(partner_amount), 0.0), count(DISTINCT member) FROM invites")[0]
     return Summary(
         state=state,
@@ -240,6 +236,19 @@ def _fill(quota: PlannedQuota, pairs: Counter[str]) -> QuotaFill:
         value=quota.value,
         closed=quota.closed,
     )
+
+
+def _state(
+    pairs: Pairs, runs: Sequence[tuple[Any, ...]], limits: Limits, *, is_running: bool
+) -> tuple[CampaignState, str]:
+    """Return the state of a campaign, and why it is in it."""
+    if is_running:
+        return ("paused", limits.reason) if limits.paused else ("running", "")
+    if not runs:
+        return "planned", ""
+    if pairs.pending:
+        return "stopped", str(runs[-1][2]) or KILLED
+    return "finished", ""
 
 
 def _moment(seconds: float) -> datetime:

@@ -355,7 +355,10 @@ class Ledger:
         return f"https://entry.example/survey?invite={token}&quota={quota_id}"
 
     def _up_to_date(self) -> Counter[Pair]:
-        """Return the counts by pair, with the new invites: these, two threads without the lock count twice."""
+        """Return the counts by pair, after counting the invites that were added since the last call.
+
+        Call it with the lock: otherwise two threads would count the same invites twice.
+        """
         start, end = self._counted, len(self._member_codes)
         if start < end:
             # Every fourth number is a quota ID: for the invites 2 and 3 these are the numbers 8 and 12.
