@@ -37,7 +37,7 @@ SECTIONS: Final = {
     "planted_bugs": "Planted bugs: which bugs the tests find",
 }
 LIMITS: Final = {"short": 1200.0, "long": 3600.0}
-"""Seconds after which a section counts as hung. The planted bugs take longest: 231 of them need half an hour."""
+"""Seconds after which a section counts as hung. The planted bugs take longest: half an hour and more."""
 
 
 def measured(name: str, run: Run) -> Section:
