@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
 
 import anyio
+from attrs import evolve
 
 from sampling_async._bulk.inputs import AnyIterable, readable
 from sampling_async._bulk.invites import Inviter
@@ -19,11 +20,12 @@ from sampling_async._bulk.options import BULK, BulkOptions, asked_pairs, options
 from sampling_async._bulk.source import ChunkSource, FanOutSource, checked_request, source_of, total_of
 from sampling_async._bulk.stream import OutcomeStream
 from sampling_async._calls import reports
-from sampling_async._calls.call import Caller
+from sampling_async._calls.attempt import Feedback
+from sampling_async._calls.call import Caller, Common, InviteOwners
 from sampling_async._calls.quotas import QuotasReader, SurveyStream
 from sampling_async._calls.recontact import PageReader, RecontactStream
 from sampling_async._calls.reports import Hooks
-from sampling_async._calls.retry import RetryPolicy
+from sampling_async._calls.retry import RetryBudget, RetryPolicy
 from sampling_async._contract.checks import (
     number_above_0,
     require_functions,
@@ -32,6 +34,7 @@ from sampling_async._contract.checks import (
     whole_number,
 )
 from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
+from sampling_async._contract.panel_name import panel_name_of
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.fast import warm_up
@@ -111,6 +114,8 @@ class SamplingClient:
         idle_seconds: How long an idle connection is kept. Choose less than the time after which the service
             closes it. If the service closes connections sooner, the client reuses them for less time.
         allow_http: Allow to send the key unencrypted to hosts other than loopback.
+        name: The name of the panel, such as "us", if you have several clients. It appears in the repr, in log
+            messages, in `sampling-async top`, and as `sampling.panel` in spans and metrics.
         telemetry: Whether to make spans and metrics for OpenTelemetry (extra `otel`), or a `Telemetry` with
             providers of your own.
         on_attempt: Called after each attempt, with an `AttemptReport`.
@@ -141,6 +146,7 @@ class SamplingClient:
         ssl_context: ssl.SSLContext | None = None,
         idle_seconds: float = 4.0,
         allow_http: bool = False,
+        name: str | None = None,
         telemetry: bool | Telemetry = False,
         on_attempt: Callable[[AttemptReport], object] | None = None,
         on_outcome: Callable[[CallReport], object] | None = None,
@@ -155,16 +161,11 @@ class SamplingClient:
         key = guid_of(key, "api_key")
         whole_number(max_concurrency, "max_concurrency")
         require_instance(allow_http, bool, "allow_http", "True or False")
-        require_instance(timeouts, Timeouts | None, "timeouts", "a Timeouts, such as Timeouts(read=30)")
-        require_instance(
-            retry, RetryPolicy | None, "retry", "a RetryPolicy, such as RetryPolicy(max_attempts=3)"
-        )
-        require_instance(
-            outage, OutagePolicy | None, "outage", "an OutagePolicy, such as OutagePolicy(patience=5)"
-        )
+        _require_policies(timeouts, retry, outage)
         require_instance(limits, BodyLimits | None, "limits", "a BodyLimits, such as BodyLimits(decoded=2**26)")
         require_functions(on_attempt=on_attempt, on_outcome=on_outcome, clock=clock, or_none=True)
         require_functions(sleep=sleep, random=random)
+        self._name = panel_name_of(name)
         self._panel_guid = guid_of(panel_guid, "panel_guid").reveal()
         self._base_url = base_url_of(base_url, allow_http=allow_http)
         if transport is not None and (way is not None or ssl_context is not None):
@@ -194,7 +195,8 @@ class SamplingClient:
         self._make_parts(max_concurrency)
 
     def _make_parts(self, max_concurrency: int) -> None:
-        """Make the parts that no two clients share: connections, limits, the retry budget."""
+        """Make the parts that no client shares but its views: connections, limits, the retry budget."""
+        self._is_view = False
         clock, sleep, random = self._clock or loop_clock(), self._sleep, self._random
         self._session = self._new_session(connections=max_concurrency + _SPARE_CONNECTIONS)
         self._outage = Outage(
@@ -204,30 +206,41 @@ class SamplingClient:
             clock=clock,
             sleep=sleep,
             random=random,
+            name=self._name,
         )
         self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage)
         self._gate.kind(BULK)  # made here, because `snapshot` may look for it in another thread
+        self._common = Common(
+            InviteOwners(), Feedback(self._gate, self._outage), RetryBudget(self._retry_policy)
+        )
+        self._make_caller(_gauges(weakref.ref(self)))
+
+    def _make_caller(self, gauges: Callable[[], Mapping[str, float]] | None) -> None:
+        """Make the parts that each client has of its own."""
         self._caller = Caller(
             self._session,
             self._gate,
             self._outage,
             self._retry_policy,
-            clock=clock,
-            sleep=sleep,
-            random=random,
-            hooks=self._new_hooks(),
+            self._common,
+            clock=self._gate.clock,
+            sleep=self._sleep,
+            random=self._random,
+            patience=self._outage_policy.patience,
+            hooks=self._new_hooks(gauges),
+            name=self._name,
         )
         self._quotas = QuotasReader(self._caller)
 
-    def _new_hooks(self) -> Hooks | None:
+    def _new_hooks(self, gauges: Callable[[], Mapping[str, float]] | None) -> Hooks | None:
         telemetry = self._telemetry or reports.instrumented
         if telemetry is None and self._on_attempt is None and self._on_outcome is None:
             return None
         url, spans = self._base_url, None
         if telemetry is not None:
             port = url.port or {"https": 443, "http": 80}[url.scheme]
-            spans = telemetry.of_client(url.host, port, _gauges(weakref.ref(self)))
-        return Hooks(self._on_attempt, self._on_outcome, spans)
+            spans = telemetry.of_client(url.host, port, gauges, self._name)
+        return Hooks(self._on_attempt, self._on_outcome, spans, self._name)
 
     @classmethod
     def from_env(cls, *, profile: str | None = None, **overrides: Any) -> Self:
@@ -317,10 +330,66 @@ class SamplingClient:
         share._make_parts(maximum // of)
         return share
 
+    def with_options(
+        self,
+        *,
+        name: str | None = None,
+        panel_guid: str | UUID | None = None,
+        timeouts: Timeouts | None = None,
+        retry: RetryPolicy | None = None,
+        outage: OutagePolicy | None = None,
+        on_attempt: Callable[[AttemptReport], object] | None = None,
+        on_outcome: Callable[[CallReport], object] | None = None,
+    ) -> Self:
+        """Make a client with other options over the same connections.
+
+        Both keep one limit together: `max_concurrency`, what was measured of the service, its holds and its
+        outages. So five panels, or a campaign and the clicks of a web page, share what the service can take:
+
+            quick = client.with_options(name="clicks", outage=OutagePolicy(patience=0))
+            panels = [client.with_options(name=name, panel_guid=guid) for name, guid in guids.items()]
+
+        What is not given is taken from this client. Closing the new client ends its own calls and leaves this
+        one open. Closing the one that was made first closes all. A new client need not be closed.
+
+        A subclass's `__init__` is not called. What it set on this client is the same object in the new one.
+
+        Args:
+            name: As for the constructor.
+            panel_guid: Another panel with the same API_AUTH_KEY. A refused panel does not stop the others.
+            timeouts: Time limits of one attempt.
+            retry: Whether and how failed calls are repeated. The new client gets a retry budget of its own.
+            outage: How long bulks wait for the end of an outage (`patience`). When an outage begins, and how it
+                is probed, is up to the first client.
+            on_attempt: As for the constructor, in place of this client's hook.
+            on_outcome: Likewise.
+
+        Raises:
+            InvalidRequestError: An argument is invalid.
+        """
+        _require_policies(timeouts, retry, outage)
+        require_functions(on_attempt=on_attempt, on_outcome=on_outcome, or_none=True)
+        view = object.__new__(type(self))
+        vars(view).update(vars(self))
+        view._name = panel_name_of(name) or self._name
+        if panel_guid is not None:
+            view._panel_guid = guid_of(panel_guid, "panel_guid").reveal()
+        view._outage_policy = outage or self._outage_policy
+        if retry is not None:
+            view._retry_policy, view._common = retry, evolve(self._common, budget=RetryBudget(retry))
+        view._on_attempt, view._on_outcome = on_attempt or self._on_attempt, on_outcome or self._on_outcome
+        timeouts = timeouts or self._session.timeouts
+        view._new_session = partial(self._new_session, timeouts=timeouts)  # for `share`
+        view._session = self._session.view(timeouts)
+        view._is_view = True
+        view._make_caller(None)
+        return view
+
     @safe_repr
     def __repr__(self) -> str:
         state = "closed" if self._session.closed else f"{self._gate.at_work} of {self._gate.maximum} running"
-        return f"<SamplingClient {self._base_url.host}: {state}, {self._gate.in_wait} waiting>"
+        whose = f"{self._name} at {self._base_url.host}" if self._name else self._base_url.host
+        return f"<SamplingClient {whose}: {state}, {self._gate.in_wait} waiting>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -331,10 +400,14 @@ class SamplingClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the client. Running calls end with `ClientClosedError`. This may be called more than once."""
+        """Close the client. Running calls end with `ClientClosedError`. This may be called more than once.
+
+        The clients that `with_options` made from it are closed too. One of those is closed alone.
+        """
         # This wakes the tasks that wait for a hold to end. They resume in the next await, and find the session
         # closed by then.
-        self._gate.close(wakes=self._session.is_at_home)
+        if not self._is_view:
+            self._gate.close(wakes=self._session.is_at_home)
         await self._session.aclose()
 
     async def _send_probe(self, seconds: float) -> Away | None:
@@ -357,8 +430,8 @@ class SamplingClient:
             retry_tokens=self._caller.budget.tokens,
             seconds_per_request=None if line is None else line.a,
             seconds_per_id=None if line is None else line.b,
-            attempts=self._caller.attempts.ended,
-            failures=self._caller.attempts.failed,
+            attempts=self._caller.feedback.ended,
+            failures=self._caller.feedback.failed,
             latency=self._latency(),
             connections=self._connections(),
         )
@@ -381,7 +454,7 @@ class SamplingClient:
         """
         from sampling_async._telemetry.board import SnapshotServer  # noqa: PLC0415  few need it
 
-        return SnapshotServer(path, self._base_url.host, self.snapshot)
+        return SnapshotServer(path, self._base_url.host, self._name, self.snapshot)
 
     def _latency(self) -> dict[Endpoint, Percentiles]:
         latency: dict[Endpoint, Percentiles] = {}
@@ -718,7 +791,8 @@ class SamplingClient:
     def _stream(
         self, inviter: Inviter, source: ChunkSource, options: BulkOptions, total: int | None
     ) -> OutcomeStream:
-        lane = Lane(BULK, options.share, patience=self._outage.policy.patience)
+        until_closed = self._session.until_closed if self._is_view else None
+        lane = Lane(BULK, options.share, patience=self._outage_policy.patience, until_closed=until_closed)
         permit = partial(Permit, self._gate, lane, options.until)
         # One job more than can run: while all permits are held, the next job is drawn and waits for a permit.
         # As many again may wait for the disk.
@@ -810,6 +884,14 @@ class SamplingClient:
         return PageReader(
             self._caller, self._panel_guid, quota_id, max_results=max_results, after=after, permit=permit
         )
+
+
+def _require_policies(
+    timeouts: Timeouts | None, retry: RetryPolicy | None, outage: OutagePolicy | None
+) -> None:
+    require_instance(timeouts, Timeouts | None, "timeouts", "a Timeouts, such as Timeouts(read=30)")
+    require_instance(retry, RetryPolicy | None, "retry", "a RetryPolicy, such as RetryPolicy(max_attempts=3)")
+    require_instance(outage, OutagePolicy | None, "outage", "an OutagePolicy, such as OutagePolicy(patience=5)")
 
 
 def _recorder_of(journal: str | os.PathLike[str] | Journal | Recorder) -> Recorder:

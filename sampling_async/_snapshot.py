@@ -34,7 +34,7 @@ class Connections:
 
 @frozen(kw_only=True)
 class Snapshot:
-    """The state of a client at one moment, for logs and metrics.
+    """The state of a client at one moment, for logs and metrics; of all clients with its connections together.
 
     Attributes:
         limit: The number of bulk invites that may run at once now. It adapts to the load that the service can

@@ -37,10 +37,11 @@ class Parts:
         self.gate, self.outage, self.pace, self.limit = Told(), Told(), Told(), Told()
         kind = SimpleNamespace(pace=self.pace, adaptive=self.limit, held={1, 2, 3, 4})
         self.permit: Any = SimpleNamespace(kind=kind, generation=7, among=5, remaining=remaining)
-        self.learned = Feedback(self.gate, self.outage, timeouts or Timeouts())  # type: ignore[arg-type]
+        self.learned = Feedback(self.gate, self.outage)  # type: ignore[arg-type]
+        self.read_limit = (timeouts or Timeouts()).read_limit
 
     def learn(self, call: Any, answer: Any) -> None:
-        self.learned.attempt_ended(call, self.permit, answer, BEGAN, NOW)
+        self.learned.attempt_ended(call, self.permit, answer, BEGAN, NOW, read_limit=self.read_limit)
 
     @property
     def told(self) -> dict[str, list[tuple[Any, ...]]]:

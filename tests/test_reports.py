@@ -58,7 +58,7 @@ class Spans(Telemetry):
         self.gauges: Callable[[], Mapping[str, float]] | None = None
         self._error = error
 
-    def of_client(self, host, port, gauges):
+    def of_client(self, host, port, gauges, name):
         self.address, self.gauges = (host, port), gauges
         return self
 

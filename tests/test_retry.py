@@ -190,7 +190,7 @@ def test_no_retry_is_earlier_than_retry_after(told, attempt, drawn):
 
 
 def test_the_budget_is_spent_by_retries_and_refilled_by_successes():
-    budget = RetryBudget(2, 0.5)
+    budget = RetryBudget(RetryPolicy(budget=2, deposit=0.5))
     assert [budget.spend() for _ in range(3)] == [True, True, False]
     budget.deposit()
     assert not budget.spend()

@@ -716,7 +716,7 @@ def test_a_client_that_nobody_closed_is_named():
         session.__del__()
     (warning,) = caught
     assert warning.source is session
-    session.closed = True
+    session._is_closed = True
 
 
 async def test_get_quotas_has_its_own_body_limit():

@@ -329,3 +329,28 @@ def test_opentelemetry_is_imported_only_when_it_is_requested():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+async def test_the_name_of_a_panel_is_on_spans_and_metrics(collected):
+    async with doubles.client(
+        doubles.Service(doubles.bulk), telemetry=collected.telemetry(), name="us"
+    ) as client:
+        other = client.with_options(name="de")
+        async with client.fan_out([InviteRequest("m", [1, 2])]) as outcomes:
+            async for _ in outcomes:
+                pass
+        await other.bulk_invite("m", [2])
+        metrics = collected.metrics()
+    panels = [(each.attributes.get("sampling.panel"), each.name.split(".")[-1]) for each in collected.spans()]
+    calls = [("us", "bulk_invite"), ("de", "bulk_invite")]
+    assert [panel for panel in panels if panel[1] == "bulk_invite"] == calls
+    assert {panel for panel, _ in panels} == {"us", "de"}
+    counted = {
+        (point.attributes["sampling.panel"], point.attributes["sampling.status"]): point.value
+        for point in metrics["sampling.outcomes"]
+    }
+    assert counted == {("us", "invited"): 1, ("us", "rejected"): 1, ("de", "invited"): 1}
+    durations = metrics["http.client.request.duration"]
+    assert {point.attributes["sampling.panel"] for point in durations} == {"us", "de"}
+    # One limit has one gauge: that of the client which was made first.
+    assert [point.attributes["sampling.panel"] for point in metrics["sampling.limit"]] == ["us"]

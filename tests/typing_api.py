@@ -11,6 +11,7 @@ from sampling_async import (
     InviteOutcome,
     InviteRequest,
     Journal,
+    OutagePolicy,
     OutcomeStatus,
     OutcomeStream,
     PartnerSettings,
@@ -56,6 +57,7 @@ def goal_of(*, is_urgent: bool) -> Goal:
 async def use(client: SamplingClient) -> None:
     """Use each public call, and declare its result type."""
     assert_type(client.share(of=2), SamplingClient)
+    assert_type(client.with_options(name="us", outage=OutagePolicy(patience=0)), SamplingClient)
     assert_type(await client.get_quotas(include_routables=False), Quotas)
     assert_type(await client.generate_invite("m", 1), Invite)
     assert_type(await client.get_settings(), PartnerSettings)

@@ -113,8 +113,8 @@ class Inviter:
     @property
     def patience_left(self) -> float | None:
         """The seconds that the fan-out still waits for the end of an outage; None if there is none."""
-        outage = self._caller.outage
-        return max(0.0, outage.policy.patience - outage.away_for()) if outage.is_on else None
+        caller, outage = self._caller, self._caller.outage
+        return max(0.0, caller.patience - outage.away_for()) if outage.is_on else None
 
     def shut_within(self, first: float, last: float) -> float:
         """Return the seconds between two moments in which bulk invites waited for a hold or an outage."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
@@ -22,6 +22,7 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import Reply
+from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._contract.statuses import OK
 from sampling_async._pacing.loops import CONNECT, DECODE
 from sampling_async._pacing.outage import Away
@@ -39,23 +40,29 @@ if TYPE_CHECKING:
     from sampling_async._pacing.gate import Gate, Permit
     from sampling_async._pacing.outage import Outage
     from sampling_async._wire.session import BodyReader, Session
-    from sampling_async._wire.timeouts import Timeouts
 
 _NO_TIME: Final = 0.001
 """A failure with less than this left of the deadline is due to the deadline, not to the service."""
 
 
 class Feedback:
-    """What the attempts of one client show of the service."""
+    """What the attempts of all clients with the same connections show of the service."""
 
-    def __init__(self, gate: Gate, outage: Outage, timeouts: Timeouts) -> None:
+    def __init__(self, gate: Gate, outage: Outage) -> None:
         self._gate = gate
         self._outage = outage
-        self._read_limit = lru_cache(maxsize=256)(timeouts.read_limit)  # it is read for each response
+        self.ended = self.failed = 0
         self.latency: dict[Endpoint, Sketch] = {}  # durations of answered attempts, by endpoint
 
     def attempt_ended(
-        self, call: Call[Any], permit: Permit, answer: Reply | SamplingError, began: float, now: float
+        self,
+        call: Call[Any],
+        permit: Permit,
+        answer: Reply | SamplingError,
+        began: float,
+        now: float,
+        *,
+        read_limit: Callable[[Endpoint, int], float],
     ) -> None:
         if isinstance(answer, SamplingError):
             # After the deadline, the failure says nothing about the service.
@@ -78,7 +85,7 @@ class Feedback:
             limit.answered_in(
                 now - began,
                 quota_ids=call.quota_ids,
-                patience=self._read_limit(call.endpoint, call.quota_ids),
+                patience=read_limit(call.endpoint, call.quota_ids),
                 generation=generation,
                 running=running,
                 among=permit.among,
@@ -124,14 +131,19 @@ class Attempts:
     """The attempts of one client's calls."""
 
     def __init__(
-        self, session: Session, feedback: Feedback, hooks: Hooks | None, unprocessed: AbstractSet[int]
+        self,
+        session: Session,
+        feedback: Feedback,
+        hooks: Hooks | None,
+        unprocessed: AbstractSet[int],
+        name: str | None,
     ) -> None:
+        self._logger = PanelLogger(logger, name)
         self._session = session
         self._feedback = feedback
         self._hooks = hooks
         self._unprocessed = unprocessed
         self._threads: anyio.CapacityLimiter | None = None
-        self.ended = self.failed = 0
 
     async def make(
         self, call: Call[T], permit: Permit, track: CallTrack, read: BodyReader | None
@@ -152,7 +164,8 @@ class Attempts:
                 permit.release()
                 return cast("SamplingError", answer)
             now = track.timeline.enter(DECODE)
-            self._feedback.attempt_ended(call, permit, answer, began, now)
+            limit = self._session.read_limit
+            self._feedback.attempt_ended(call, permit, answer, began, now, read_limit=limit)
             if isinstance(answer, SamplingError):
                 result = answer
             elif len(answer.body) < _THREADED_BYTES:
@@ -199,8 +212,8 @@ class Attempts:
             track.release_connection()  # the service's own refusal; others may belong to another request
         elif error is not None:
             track.discard_connection()
-        self.ended += 1
-        self.failed += isinstance(error or answer, SamplingError)
+        self._feedback.ended += 1
+        self._feedback.failed += isinstance(error or answer, SamplingError)
         self._log(call, track, seconds, error or answer)
         if self._hooks is not None:
             self._hooks.attempt_ended(call, track, answer, error, seconds=seconds, before=before)
@@ -260,7 +273,7 @@ class Attempts:
         if not logger.isEnabledFor(logging.DEBUG):
             return
         ended = str(answer.status) if isinstance(answer, Reply | ServiceError) else type(answer).__name__
-        logger.debug(
+        self._logger.debug(
             "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
             call.method,
             call.endpoint,

@@ -9,6 +9,8 @@ from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from attrs import frozen
+
 from sampling_async._calls.attempt import Attempts, Feedback
 from sampling_async._calls.reports import CallTrack
 from sampling_async._calls.retry import RetryBudget, RetryPolicy, is_refused_for_load, may_have_worked
@@ -97,8 +99,17 @@ _LEAST_SECONDS: Final = 0.05
 _MOST_DOUBLINGS: Final = 7
 
 
+@frozen
+class Common:
+    """What the callers of all clients with the same connections share."""
+
+    links: InviteOwners
+    feedback: Feedback
+    budget: RetryBudget
+
+
 class Caller:
-    """The calls of one client, under one gate, one retry policy and one retry budget."""
+    """The calls of one client, under one gate and one retry policy."""
 
     def __init__(
         self,
@@ -106,24 +117,26 @@ class Caller:
         gate: Gate,
         outage: Outage,
         policy: RetryPolicy,
+        common: Common,
         *,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[object]],
         random: Callable[[], float],
+        patience: float = 0.0,
         hooks: Hooks | None = None,
+        name: str | None = None,
     ) -> None:
         self._session = session
         self.hooks = hooks
         self._gate = gate
         self.outage = outage
         self.policy = policy
+        self.patience = patience  # of a fan-out, in an outage
         self.clock = clock
         self._sleep = sleep
         self._random = random
-        self.links = InviteOwners()
-        self.feedback = Feedback(gate, outage, session.timeouts)
-        self.attempts = Attempts(session, self.feedback, hooks, policy.unprocessed)
-        self.budget = RetryBudget(policy.budget, policy.deposit)
+        self.links, self.feedback, self.budget = common.links, common.feedback, common.budget
+        self.attempts = Attempts(session, self.feedback, hooks, policy.unprocessed, name)
 
     async def call(
         self,

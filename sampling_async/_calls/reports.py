@@ -14,6 +14,7 @@ from anyio import get_cancelled_exc_class
 from attrs import define, field, frozen
 
 from sampling_async._contract.errors import Delivery, Endpoint, InvalidRequestError, SamplingError, ServiceError
+from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._contract.timing import STAGES, Timing
 from sampling_async._wire.track import Track
 
@@ -161,11 +162,13 @@ class Hooks:
         on_attempt: Callable[[AttemptReport], object] | None,
         on_outcome: Callable[[CallReport], object] | None,
         spans: Spans | None,
+        name: str | None = None,
     ) -> None:
-        for name, hook in (("on_attempt", on_attempt), ("on_outcome", on_outcome)):
+        self._logger = PanelLogger(logger, name)
+        for which, hook in (("on_attempt", on_attempt), ("on_outcome", on_outcome)):
             if iscoroutinefunction(hook) or iscoroutinefunction(getattr(hook, "__call__", None)):  # noqa: B004
                 raise InvalidRequestError(
-                    f"{name} must be a plain function: a coroutine would never be awaited"
+                    f"{which} must be a plain function: a coroutine would never be awaited"
                 )
         self._on_attempt = on_attempt
         self._on_outcome = on_outcome
@@ -179,7 +182,7 @@ class Hooks:
             # A plain function cannot be cancelled: such an error comes from something it looked at.
             if name not in self._failed:
                 self._failed.add(name)
-                logger.exception("%s failed; this is logged once, and the call goes on", name)
+                self._logger.exception("%s failed; this is logged once, and the call goes on", name)
         return None
 
     def attempt_ended(

@@ -175,10 +175,10 @@ def _passing(error: SamplingError) -> bool:
 class RetryBudget:
     """The client's tokens for retries: each retry takes one, each success puts a part of one back."""
 
-    def __init__(self, size: float, deposit: float) -> None:
-        self._size = size
-        self._deposit = deposit
-        self.tokens = size
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._size = policy.budget
+        self._deposit = policy.deposit
+        self.tokens = policy.budget
 
     def spend(self) -> bool:
         if self.tokens < 1:

@@ -155,7 +155,8 @@ def view(state: State, before: State | None, seconds: float, width: int = 80) ->
         return _NONE if before["pid"] != state["pid"] or more < 0 else f"{number(more / seconds)}{unit}/s"
 
     about = f"  process {state['pid']}  sampling-async {state['version']}"
-    title = Text.assemble(show.plain(str(state["host"]), "bold"), show.plain(about))
+    whose = " at ".join(filter(None, (state.get("name"), str(state["host"]))))
+    title = Text.assemble(show.plain(whose, "bold"), show.plain(about))
     pace, tokens, bulk = state["requests_per_second"], state["retry_tokens"], _NONE
     if state["seconds_per_request"] is not None:
         bulk = f"{duration(state['seconds_per_request'])} + {duration(state['seconds_per_id'])} a quota ID"

@@ -419,8 +419,11 @@ class Permit:
 
         If the permit is held already, return at once. If a hold outlasts the deadline, do not wait for it.
         """
-        remaining = self.remaining
-        if not self.is_held and remaining == inf:
+        remaining, until_closed = self.remaining, self.lane.until_closed
+        if not self.is_held and until_closed is not None and self.held_for < remaining:
+            with until_closed(remaining):
+                await self._gate.acquire(self)
+        elif not self.is_held and remaining == inf:
             await self._gate.acquire(self)
         elif not self.is_held and self.held_for < remaining:
             with anyio.move_on_after(remaining):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import anyio
 
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
+from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import OutagePolicy, doubled
 
@@ -59,7 +60,9 @@ class Outage:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[object]],
         random: Callable[[], float],
+        name: str | None = None,
     ) -> None:
+        self._log = PanelLogger(logger, name)
         self.policy = policy
         self.is_on = False
         self.began_at = -inf  # when the latest outage was noticed
@@ -112,7 +115,7 @@ class Outage:
         self._known_at, self._tried_at, self._is_doubtful = now, -inf, False
         self.is_on, self.began_at, self._probes = True, now, 0
         self._plan_probe(retry_after)
-        logger.warning(
+        self._log.warning(
             "the service is away: %d failures in a row; the last failure: %s. Until it responds, only Get "
             "Settings is sent; fan-outs and bulks wait up to %g s for it (OutagePolicy.patience, --patience)",
             self._failures,
@@ -231,7 +234,7 @@ class Outage:
         self.on_change()
 
     def _log_end(self, now: float) -> None:
-        logger.info("the service responds again, after %.1f s", now - self.began_at)
+        self._log.info("the service responds again, after %.1f s", now - self.began_at)
 
     def close(self, *, wakes: bool) -> None:
         """End the outage for good, so that the waiting tasks go on and notice that the client is closed.

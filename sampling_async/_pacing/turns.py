@@ -14,6 +14,7 @@ from sampling_async._pacing.loops import BusyIntervals
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from sampling_async._pacing.blocks import Block
     from sampling_async._pacing.loops import OneShotEvent
 
 # Permits granted to interactive lanes in a row while other lanes wait: the tenth goes to another lane.
@@ -27,9 +28,18 @@ class Lane:
     at a time gets only one of the permits that are released in the same moment.
     """
 
-    def __init__(self, kind: str, weight: float = 1.0, *, patience: float = 0.0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        weight: float = 1.0,
+        *,
+        patience: float = 0.0,
+        until_closed: Callable[[float], Block] | None = None,
+    ) -> None:
         self.kind = kind
         self.patience = patience  # seconds to wait during an outage
+        # makes blocks that its client ends when it is closed; None if the gate is closed then
+        self.until_closed = until_closed
         self.since = inf  # when it first waited for the end of an outage; its patience counts from then
         self.stride = 1.0 / weight
         self.turn = 0.0

@@ -31,16 +31,19 @@ logger: Final = logging.getLogger("sampling_async.telemetry")
 class SnapshotServer(BackgroundService):
     """A Unix socket that gives one snapshot, as a line of JSON, to each connection: see `serve_snapshots`.
 
-    Only the user that runs the process can connect. A line holds numbers and the host of the service.
+    Only the user that runs the process can connect. A line holds numbers, the host of the service
+    and the name of the client.
     """
 
     _called = "snapshot server"
 
-    def __init__(self, path: str | os.PathLike[str], host: str, read: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], host: str, name: str | None, read: Callable[[], Snapshot]
+    ) -> None:
         super().__init__()
         self._path = os.path.abspath(os.fspath(path))  # noqa: PTH100  the host may change its folder
         self._made: tuple[int, int] | None = None  # the socket's device and inode
-        self._host = host
+        self._host, self._name = host, name
         self._read = read
         self._listener: socket.socket
 
@@ -101,7 +104,7 @@ class SnapshotServer(BackgroundService):
         # A reader that goes away, or reads nothing, is its own affair.
         with reader, anyio.move_on_after(_PATIENCE):
             try:
-                known = {"pid": os.getpid(), "version": __version__, "host": self._host}
+                known = {"pid": os.getpid(), "version": __version__, "host": self._host, "name": self._name}
                 left = plain_json({**known, **asdict(self._read())}) + b"\n"
                 while left:
                     await anyio.wait_writable(reader)

@@ -66,9 +66,14 @@ class Telemetry:
         self._tracer = trace.get_tracer(_SCOPE, __version__, tracer_provider, _SCHEMA)
         self._metrics = _metrics_of(meter_provider)
 
-    def of_client(self, address: str, port: int, state: Callable[[], Mapping[str, float]]) -> ClientTelemetry:
-        """Return the telemetry of one client. `state` returns the values of the gauges, by name."""
-        bound = ClientTelemetry(self._tracer, self._metrics, address=address, port=port, state=state)
+    def of_client(
+        self, address: str, port: int, state: Callable[[], Mapping[str, float]] | None, name: str | None
+    ) -> ClientTelemetry:
+        """Return the telemetry of one client, and the name of its panel if it has one.
+
+        `state` returns the values of the gauges, by name; without it there are none.
+        """
+        bound = ClientTelemetry(self._tracer, self._metrics, address=address, port=port, state=state, name=name)
         self._metrics.watched.add(bound)
         return bound
 
@@ -90,7 +95,7 @@ class _Metrics:
         )
         # Quota IDs by endpoint, status and result code. They are counted by hand, and read when they are
         # collected: to add to a counter of the SDK takes 3 % of the time of a bulk request.
-        self._counts: defaultdict[str, dict[tuple[str, int | None], int]] = defaultdict(dict)
+        self._counts: defaultdict[tuple[str | None, str], dict[tuple[str, int | None], int]] = defaultdict(dict)
         self.watched: weakref.WeakSet[ClientTelemetry] = weakref.WeakSet()
         self._alone = threading.Lock()  # clients of several threads may share the counts
         meter.create_observable_counter(
@@ -107,8 +112,10 @@ class _Metrics:
             callback = partial(self._observed, name)
             meter.create_observable_gauge(f"sampling.{name}", [callback], unit=unit, description=what)
 
-    def count(self, endpoint: Endpoint, outcomes: Mapping[tuple[str, int | None], int]) -> None:
-        counts = self._counts[endpoint]
+    def count(
+        self, name: str | None, endpoint: Endpoint, outcomes: Mapping[tuple[str, int | None], int]
+    ) -> None:
+        counts = self._counts[name, endpoint]
         with self._alone:
             for outcome, number in outcomes.items():
                 counts[outcome] = counts.get(outcome, 0) + number
@@ -117,16 +124,17 @@ class _Metrics:
         # What waits is recorded before the histogram is read. In an outage no attempt ends that would do it.
         for client in tuple(self.watched):
             client.record_all()
-        for endpoint, counts in tuple(self._counts.items()):
+        for (name, endpoint), counts in tuple(self._counts.items()):
             for (status, code), number in tuple(counts.items()):
-                attributes: dict[str, Any] = {"sampling.endpoint": endpoint, "sampling.status": status}
+                attributes = {"sampling.endpoint": endpoint, "sampling.status": status, **_panel(name)}
                 if code is not None:
                     attributes["sampling.result_code"] = code
                 yield Observation(number, attributes)
 
     def _observed(self, name: str, _: CallbackOptions) -> Iterable[Observation]:
         for each in tuple(self.watched):
-            yield Observation(each.state()[name], each.identity)
+            if each.state is not None:
+                yield Observation(each.state()[name], each.identity)
 
 
 _of_global: list[_Metrics] = []
@@ -156,17 +164,18 @@ class ClientTelemetry:
         *,
         address: str,
         port: int,
-        state: Callable[[], Mapping[str, float]],
+        state: Callable[[], Mapping[str, float]] | None,
+        name: str | None,
     ) -> None:
-        # the attributes that name the service
-        self.server: dict[str, Any] = {"server.address": address, "server.port": port}
+        # the attributes that name the service and the panel
+        self.server: dict[str, Any] = {"server.address": address, "server.port": port, **_panel(name)}
         # Two clients of one service have gauges of their own.
         # the same, and a number for the client: 1 for the first one of the process
         self.identity = {**self.server, "sampling.client": next(_serial)}
         self.state = state  # returns the values of the gauges, by name
         self._tracer = tracer
         self._duration = shared.duration
-        self.count = shared.count
+        self.count = partial(shared.count, name)
         # The attributes of a request, by endpoint, status and error: there are few, and they are made once.
         self._attributes: dict[tuple[object, ...], dict[str, Any]] = {}
         self._fan_outs: weakref.WeakValueDictionary[int, _FanOut] = weakref.WeakValueDictionary()  # not ended
@@ -309,6 +318,10 @@ class _FanOut:
     recorded_at: float  # when durations were last recorded
     # attempts that are not recorded yet: endpoint, status, error and seconds
     durations: deque[tuple[Endpoint, int | None, str | None, float]] = field(factory=deque)
+
+
+def _panel(name: str | None) -> dict[str, Any]:
+    return {} if name is None else {"sampling.panel": name}
 
 
 def _set_timing(span: Span, timing: Timing) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import warnings
+import weakref
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from functools import lru_cache
@@ -215,11 +216,20 @@ _CLOSING_SECONDS: Final = 5.0
 _REFUSAL_SECONDS: Final = 2.0
 
 
+class _Home:
+    """What all sessions over the same connections share."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.loop: object = None  # the event loop of the first attempt
+        self.blocks: weakref.WeakSet[DeadlineScopes] = weakref.WeakSet()
+
+
 class Session:
     """The sender of single attempts. With an empty key, no API_AUTH_KEY is sent."""
 
-    closed = False
-    _loop: object = None  # the event loop of the first attempt
+    _is_closed = False
+    _is_view = False  # whether the connections belong to another session
 
     def __init__(
         self,
@@ -237,7 +247,8 @@ class Session:
         self._base_url = base_url
         self._base_path = base_url.raw_path.decode().rstrip("/")
         self._key = api_key
-        self.timeouts = timeouts
+        self._home = _Home()
+        self._set_limits(timeouts)
         self._limits = limits
         self._has_proxy = proxy is not None
         self.engine: Engine | None = None
@@ -249,8 +260,6 @@ class Session:
         self._http = Client(self._carrier)
         # Cached: httpx needs more time for one set of headers than for the rest of a request.
         self._head_for = lru_cache(maxsize=256)(self._made_head)
-        self._limits_for = lru_cache(maxsize=256)(self._made_limits)
-        self._blocks = DeadlineScopes()
         self._headers = httpx.Headers(
             {
                 "Host": base_url.netloc.decode(),
@@ -260,6 +269,25 @@ class Session:
             }
         )
         logging.getLogger("httpx").addFilter(is_not_of_this_client)
+
+    def view(self, timeouts: Timeouts) -> Session:
+        """Return a session over the same connections. It may be closed alone, and is closed with this one."""
+        view = object.__new__(type(self))
+        vars(view).update(vars(self))
+        view._is_view = True
+        view._set_limits(timeouts)
+        return view
+
+    def _set_limits(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
+        self._limits_for = lru_cache(maxsize=256)(self._made_limits)
+        self._blocks = DeadlineScopes()
+        self._home.blocks.add(self._blocks)
+
+    @property
+    def closed(self) -> bool:
+        """Whether this session was closed, or the one that the connections belong to."""
+        return self._is_closed or self._home.closed
 
     def private(self) -> tuple[str, ...]:
         """Return the key in the forms that a response may repeat, so that they can be removed from messages."""
@@ -381,6 +409,9 @@ class Session:
         timeout = {"connect": limits.connect, "write": limits.write, "read": read, "pool": limits.connect}
         return timeout, limits.wall_limit(endpoint, quota_ids)
 
+    def read_limit(self, endpoint: Endpoint, quota_ids: int) -> float:
+        return self._limits_for(endpoint, quota_ids)[0]["read"]
+
     def close_idle(self) -> None:
         self._carrier.close_idle()
 
@@ -392,38 +423,47 @@ class Session:
         if self.closed:
             raise ClientClosedError("the client is closed; make a new one")
         loop = running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop != loop:
+        if self._home.loop is None:
+            self._home.loop = loop
+        elif self._home.loop != loop:
             raise InvalidRequestError("this client belongs to another event loop; make a client for each loop")
 
     @property
     def is_at_home(self) -> bool:
         """Whether the current event loop is the one the session was used in, or it was not used yet."""
-        return self._loop in (None, running_loop())
+        return self._home.loop in (None, running_loop())
 
     async def aclose(self) -> None:
         """End all running attempts with `ClientClosedError`, wait for them, and close the connections.
 
-        If this is cancelled, the idle connections of the client's own engine are closed already. Another call
-        does the rest.
+        A view closes no connections. If this is cancelled, the idle connections of the client's own engine are
+        closed already. Another call does the rest.
         """
         # These come before any `await`, so that a cancellation cannot prevent them.
-        self.closed = True
-        self._blocks.shut()
-        self._carrier.close()
+        self._is_closed = True
+        closed = [self._blocks]
+        if not self._is_view:
+            self._home.closed, closed = True, list(self._home.blocks)
+        for blocks in closed:
+            blocks.shut()
+        if not self._is_view:
+            self._carrier.close()
         at_home = self.is_at_home
         with anyio.CancelScope(shield=True):
             if at_home:
                 # With a limit: an attempt that closes its own client would wait here for its own end.
-                await self._blocks.end(_CLOSING_SECONDS)
+                with anyio.move_on_after(_CLOSING_SECONDS):
+                    for blocks in closed:
+                        await blocks.end(_CLOSING_SECONDS)
+            if self._is_view:
+                return
             # A foreign transport is not closed from another event loop: its connections ended with its own one.
             if at_home or self.engine is not None:
                 with anyio.move_on_after(_CLOSING_SECONDS):
                     await self._carrier.aclose()
 
     def __del__(self) -> None:
-        if self._loop is not None and not self.closed:
+        if not self._is_view and self._home.loop is not None and not self.closed:
             text = f"unclosed SamplingClient of {self._base_url.host}: use `async with`, or call aclose()"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 

@@ -1,0 +1,37 @@
+"""The name that a user gives a client, such as `us`: its check, and log messages that begin with it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from sampling_async._contract.checks import shown
+from sampling_async._contract.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+_LONGEST: Final = 64
+
+
+def panel_name_of(name: str | None) -> str | None:
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.strip()) <= _LONGEST:
+        raise InvalidRequestError(
+            f'name must be 1 to {_LONGEST} printable characters, such as "us", not {shown(name)}'
+        )
+    return name.strip()
+
+
+class PanelLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose messages begin with the name of a client, and whose records have it as `panel`."""
+
+    def __init__(self, logger: logging.Logger, name: str | None) -> None:
+        super().__init__(logger)
+        self._more: dict[str, Any] = {"panel": name} if name else {}
+        self._prefix = f"{name}: ".replace("%", "%%") if name else ""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**self._more, **(kwargs.get("extra") or {})}
+        return f"{self._prefix}{msg}", kwargs
