@@ -17,10 +17,10 @@ from sampling_async import (
     SamplingError,
     TransportError,
 )
+from sampling_async._protocol.lessons import rule_for, rules_of
 from sampling_async.campaign import LESSONS, Lesson, Limits, Rule
 from sampling_async.campaign._book import Book
 from sampling_async.campaign._ledger_file import DueMember, Notes, PlannedQuota
-from sampling_async.campaign._lessons import rule_for, rules_of
 from sampling_async.campaign._limits import InvitePace
 from sampling_async.campaign._summing import SLOT, Moments, WaitLog, class_of, percentile, seconds_of
 

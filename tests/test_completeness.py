@@ -104,7 +104,7 @@ def test_each_result_code_is_decided_about():
     undecided = codes - OF_A_QUOTA - _NOT_OF_A_QUOTA
     assert not undecided, "_NOT_OF_A_QUOTA of _bulk/invites.py, or OF_A_QUOTA here"
     assert not OF_A_QUOTA & _NOT_OF_A_QUOTA
-    assert codes - {ResultCode.SUCCESS} == set(LESSONS), "LESSONS of campaign/_lessons.py"
+    assert codes - {ResultCode.SUCCESS} == set(LESSONS), "LESSONS of _protocol/lessons.py"
 
 
 def test_each_kind_of_notification_is_read_and_posted():

@@ -3,10 +3,10 @@
 It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 """
 
+from sampling_async._protocol.lessons import LESSONS, Lesson, Rule
 from sampling_async.campaign._campaign import Campaign
 from sampling_async.campaign._files import InviteFormat
 from sampling_async.campaign._ledger_file import LedgerError
-from sampling_async.campaign._lessons import LESSONS, Lesson, Rule
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Cost, Plan
 from sampling_async.campaign._run import CampaignRun

@@ -9,16 +9,16 @@ from attrs import define
 
 from sampling_async._contract.errors import ClientClosedError, ForbiddenError, OutageError
 from sampling_async._contract.records import ResultCode
+from sampling_async._protocol.lessons import Lesson, rule_for
 from sampling_async.campaign._ledger_file import MadeInvite, NewPair, PairEnd
-from sampling_async.campaign._lessons import Lesson, rule_for
 from sampling_async.campaign._summary import Pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from sampling_async import InviteOutcome
+    from sampling_async._protocol.lessons import Rule
     from sampling_async.campaign._ledger_file import DueMember, Notes, PlannedQuota
-    from sampling_async.campaign._lessons import Rule
 
 MOST_TRIES: Final = 3  # how often the same pair is requested, if each time the reason passes by itself
 CLOSED: Final = "closed in the inventory"

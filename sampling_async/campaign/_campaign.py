@@ -13,9 +13,9 @@ from sampling_async import SamplingClient
 from sampling_async._contract.checks import number_above_0, require_functions, require_instance, whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.threads import CancelFlag, in_thread, run_cancellable
+from sampling_async._protocol.lessons import rules_of
 from sampling_async.campaign._files import check_partitions, write_files
 from sampling_async.campaign._ledger import CampaignLedger, with_ledger
-from sampling_async.campaign._lessons import rules_of
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Plan, Planner, plan_of
 from sampling_async.campaign._run import CampaignRun
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from sampling_async import Quotas, Survey
+    from sampling_async._protocol.lessons import Lesson, Rule
     from sampling_async.campaign._files import InviteFormat
-    from sampling_async.campaign._lessons import Lesson, Rule
     from sampling_async.campaign._planning import Cost, Panel
     from sampling_async.campaign._summary import Summary
     from sampling_async.matching import MatchPolicy, QuestionKinds

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from sampling_async._pacing.threads import CancelFlag
+    from sampling_async._protocol.lessons import Rule
     from sampling_async.campaign._ledger import CampaignLedger
-    from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._summary import Summary
 
 InviteFormat: TypeAlias = Literal["parquet", "jsonl"]

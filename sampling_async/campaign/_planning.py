@@ -16,8 +16,8 @@ from attrs import evolve, field, frozen
 from sampling_async._contract.checks import number_from_0
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import ResultCode
+from sampling_async._protocol.lessons import Lesson, Rule, rule_for
 from sampling_async.campaign._ledger_file import PlannedQuota
-from sampling_async.campaign._lessons import Lesson, Rule, rule_for
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import arrow, pa

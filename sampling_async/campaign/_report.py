@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sampling_async._protocol.lessons import Lesson
 from sampling_async._version import __version__
 from sampling_async.campaign import _charts as charts
 from sampling_async.campaign._charts import TimeChart
-from sampling_async.campaign._lessons import Lesson
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async import InviteOutcome, SamplingClient
+    from sampling_async._protocol.lessons import Rule
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._ledger_file import DueMember
-    from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
 _WINDOW: Final = 500  # members that are read from the ledger at a time

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from attrs import define, field
 
 from sampling_async._contract.records import ResultCode
+from sampling_async._protocol.lessons import rule_for
 from sampling_async.campaign._ledger import ASKED, IN_FLIGHT, KILLED, LAST_SIGN
-from sampling_async.campaign._lessons import rule_for
 from sampling_async.campaign._summary import (
     CampaignState,
     CodeCount,
@@ -27,9 +27,9 @@ from sampling_async.campaign._summary import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from sampling_async._protocol.lessons import Rule
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._ledger_file import PlannedQuota
-    from sampling_async.campaign._lessons import Rule
     from sampling_async.campaign._limits import Limits
 
 SLOT: Final = 10  # seconds in an interval of the ledger

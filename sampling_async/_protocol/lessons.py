@@ -1,4 +1,4 @@
-"""What a campaign does about a result code: the table, and what a person can do."""
+"""What a refusal says about other pairs of member and quota, and what a person can do about it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Lesson(StrEnum):
-    """What a refusal says about the pairs that are still queued.
+    """What a refusal says about the pairs that were not requested yet.
 
     Attributes:
         PAIR: Nothing: the refusal is about this member and this quota.
         QUOTA: The quota takes nobody now. It is taken out of what is queued.
         SURVEY: The survey takes nobody now. All its quotas are taken out.
-        MEMBER: The member gets nothing more in this campaign.
+        MEMBER: The member gets nothing more in this campaign, or this day.
         MEMBER_SURVEY: The member gets nothing more of this survey.
         LATER: The same pair is requested again later, up to three times in all.
         STOP: No pair can succeed, for example because the panel is not known. The campaign stops.
@@ -143,7 +143,7 @@ LESSONS: Final[Mapping[int, Rule]] = MappingProxyType(
         for code, advice in codes.items()
     }
 )
-"""What a campaign does about each result code. `Campaign(lessons=...)` replaces some or all of it."""
+"""What each result code says, for campaigns and routers. `Campaign(lessons=...)` replaces some or all of it."""
 
 
 def rules_of(lessons: Mapping[int, Rule | Lesson] | None) -> Mapping[int, Rule]:
