@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 from inspect import iscoroutinefunction
+from itertools import count
 
 import pytest
 import typer.rich_utils  # noqa: F401  it reads FORCE_COLOR when it is imported, and some tests set that
 from cli_kit import point_at
 from hypothesis import HealthCheck, settings
+from postgres_kit import Cluster, missing
 
 from sampling_async.simulator import Latency, Simulator
 
@@ -80,3 +82,25 @@ def slow(monkeypatch):
     with simulator.serve() as base_url:
         point_at(monkeypatch, simulator, base_url)
         yield simulator
+
+
+# --- Databases
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """Start a PostgreSQL server for all tests of this process that need one."""
+    if reason := missing():
+        pytest.skip(reason)
+    cluster = Cluster()
+    yield cluster
+    cluster.remove()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def new_address(request, tmp_path):
+    """Return a function for the address of a new store: the path of a file, or a schema in PostgreSQL."""
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres").new_dsn
+    numbers = count()
+    return lambda: str(tmp_path / f"{next(numbers)}.db")

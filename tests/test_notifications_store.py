@@ -27,6 +27,7 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
+from sampling_async.notifications._stores import store_of
 
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
 IN_BOTH_ORDERS = pytest.mark.parametrize(
@@ -36,7 +37,15 @@ DAY = datetime(2026, 11, 22, 10, 1, tzinfo=UTC).timestamp()  # after the times o
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(new_address):
+    opened = store_of(new_address())
+    opened.open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sqlite_store(tmp_path):
     opened = SqliteStore(tmp_path / "n.db")
     opened.open()
     yield opened
@@ -192,7 +201,8 @@ def test_a_completion_with_and_without_its_wave_is_one(store, first, second):
     assert put(store, "completion", second) == ["differs"]
     assert put(store, "completion", first) == ["repeated"]
     assert put(store, "completion", {**second, "Revenue": 75}) == ["new"]
-    assert [(fact.id, fact.corrects) for fact in facts(store)] == [(1, None), (2, 1)]
+    whole, correction = facts(store)
+    assert (whole.corrects, correction.corrects) == (None, whole.id)
 
 
 @IN_BOTH_ORDERS
@@ -228,21 +238,55 @@ def test_two_quotas_or_two_waves_are_two_ends(store):
     assert {fact.corrects for fact in facts(store)} == {None}
 
 
-def test_a_store_of_the_second_form_is_read_on(tmp_path):
+def make_old(store, form):
+    """Take away what an older form of the tables did not have."""
+    gone = ["COLUMN fact_key", "TABLE links"]
+    gone += ["INDEX facts_member"] if form < 3 else []
+    gone += ["INDEX facts_dead", "TABLE served", "COLUMN since"] if form < 2 else []
+    with store.transaction():
+        for each in gone:
+            store.execute(f"ALTER TABLE facts DROP {each}" if "COLUMN" in each else f"DROP {each}")
+        if isinstance(store, SqliteStore):
+            store.execute(f"PRAGMA user_version = {form}")
+        else:
+            store.execute("UPDATE store SET form = ?", (form,))
+    store.close()
+
+
+@pytest.mark.parametrize("form", [1, 2, 3])
+def test_a_store_of_an_older_form_is_brought_up_to_date(store, form):
+    put(store, "terminate", TERMINATE)
+    (terminate,) = claim(store)
+    settle(store, terminate)
+    put(store, "completion", WITHOUT_WAVE)
+    put(store, "completion", {**COMPLETION, "UniqueCode": "m-2"})
+    put(store, "completion", {**WITHOUT_WAVE, "UniqueCode": "m-3"})
+    before = [(fact.kind, fact.corrects, fact.key) for fact in facts(store)]
+    make_old(store, form)
+    again = store.copy()
+    again.open()
+    found = facts(again)
+    assert [(fact.kind, fact.corrects, fact.key) for fact in found] == before
+    assert len({fact.key for fact in found}) == len(found) == 5
+    with again.transaction():
+        again.keep_url("https://partner.example")
+        assert again.url() == "https://partner.example"
+        assert again.execute("SELECT * FROM links") == []
+    assert len(claim(again)) == 3
+    again.close()
+
+
+def test_a_file_of_the_second_form_gets_its_index_of_members(tmp_path):
     path = tmp_path / "old.db"
-    kept_secrets(path)
-    with sqlite3.connect(path) as database:
-        database.execute("DROP INDEX facts_member")
-        database.execute("PRAGMA user_version = 2")
-    database.close()
     opened = SqliteStore(path)
     opened.open()
-    opened.close()
-    with sqlite3.connect(path) as database:
-        (plan,) = database.execute(
+    make_old(opened, 2)
+    opened.open()
+    with opened.transaction():
+        (plan,) = opened.execute(
             "EXPLAIN QUERY PLAN SELECT 1 FROM facts WHERE member = 'm' AND survey = 1 AND wave > 0"
         )
-    database.close()
+    opened.close()
     assert "facts_member" in plan[-1]
 
 
@@ -283,25 +327,6 @@ def test_the_backlog_is_counted_by_kind(store):
         Kind.COMPLETION: Backlog(kind=Kind.COMPLETION, pending=2, dead=1, oldest_at=6.0),
         None: Backlog(kind=None, pending=1, dead=0, oldest_at=1.0),
     }
-
-
-def test_a_store_of_the_first_form_is_read_on(tmp_path):
-    path = tmp_path / "old.db"
-    kept_secrets(path)
-    with sqlite3.connect(path) as database:
-        for change in ("INDEX facts_dead", "TABLE served"):
-            database.execute(f"DROP {change}")
-        database.execute("ALTER TABLE facts DROP COLUMN since")
-        database.execute("PRAGMA user_version = 1")
-    database.close()
-    opened = SqliteStore(path)
-    opened.open()
-    assert put(opened, "completion", COMPLETION) == ["new"]
-    with opened.transaction():
-        opened.keep_url("https://partner.example")
-        assert opened.url() == "https://partner.example"
-    assert len(claim(opened)) == 1
-    opened.close()
 
 
 def test_a_terminate_of_another_wave_stands(store):
@@ -491,9 +516,9 @@ def test_a_transaction_is_whole_or_not_there(store):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such modes on Windows")
-def test_only_its_owner_can_read_the_file(store):
-    put(store, "completion", COMPLETION)
-    for path in store.path.parent.iterdir():
+def test_only_its_owner_can_read_the_file(sqlite_store):
+    put(sqlite_store, "completion", COMPLETION)
+    for path in sqlite_store.path.parent.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
@@ -561,27 +586,27 @@ def test_a_closed_store_says_so(store):
         pass
 
 
-def test_a_full_disk_is_an_error_and_then_it_is_not(store):
-    put(store, "completion", COMPLETION)
-    database = store._open
+def test_a_full_disk_is_an_error_and_then_it_is_not(sqlite_store):
+    put(sqlite_store, "completion", COMPLETION)
+    database = sqlite_store._open
     (pages,) = database.execute("PRAGMA page_count").fetchone()
     database.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreError, match="full"):
         for number in range(200):
-            put(store, "completion", {**COMPLETION, "UniqueCode": f"m-{number}", "SurveyRef": "x" * 900})
-    kept = len(facts(store))
+            put(sqlite_store, "completion", {**COMPLETION, "UniqueCode": f"m-{number}", "SurveyRef": "x" * 900})
+    kept = len(facts(sqlite_store))
     database.execute("PRAGMA max_page_count = 1000000")
-    assert put(store, "completion", {**COMPLETION, "UniqueCode": "new"}) == ["new"]
-    assert len(facts(store)) == kept + 1
+    assert put(sqlite_store, "completion", {**COMPLETION, "UniqueCode": "new"}) == ["new"]
+    assert len(facts(sqlite_store)) == kept + 1
 
 
-def test_two_stores_share_a_file(store):
-    another = SqliteStore(store.path)
+def test_two_stores_share_a_database(store):
+    another = store.copy()
     another.open()
     try:
         assert put(another, "completion", COMPLETION) == ["new"]
         assert put(store, "completion", COMPLETION) == ["repeated"]
-        assert [fact.id for fact in claim(another, "b")] == [1]
+        assert len(claim(another, "b")) == 1
         assert claim(store, "a") == []
     finally:
         another.close()
@@ -621,11 +646,11 @@ def odd_hits(seed: int) -> list[Hit]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_hits_that_are_stored_together_become_what_they_become_one_by_one(tmp_path, seed):
+def test_hits_that_are_stored_together_become_what_they_become_one_by_one(new_address, seed):
     hits = odd_hits(seed)
     tables = []
     for is_together in (True, False):
-        opened = SqliteStore(tmp_path / f"{is_together}.db")
+        opened = store_of(new_address())
         opened.open()
         settling, begin = random.Random(seed), 0
         while begin < len(hits):
@@ -641,17 +666,18 @@ def test_hits_that_are_stored_together_become_what_they_become_one_by_one(tmp_pa
                 if settling.random() < 0.5:
                     settle(opened, fact)
             begin += len(group)
-        tables.append(
-            [opened._open.execute(f"SELECT * FROM {table}").fetchall() for table in ("facts", "receipts")]
-        )
+        with opened.transaction():
+            tables.append(
+                [opened.execute(f"SELECT * FROM {name} ORDER BY id") for name in ("facts", "receipts")]
+            )
         opened.close()
     assert tables[0] == tables[1]
     assert len(tables[0][0]) > 100
     assert len(tables[0][1]) == 300
 
 
-def test_a_hit_that_cannot_be_stored_leaves_nothing_of_its_group(store):
-    store._open.execute(
+def test_a_hit_that_cannot_be_stored_leaves_nothing_of_its_group(sqlite_store):
+    sqlite_store._open.execute(
         "CREATE TRIGGER bad BEFORE INSERT ON facts WHEN new.member = '\"m-7\"'"
         " BEGIN SELECT RAISE(FAIL, 'bad'); END"
     )
@@ -659,20 +685,20 @@ def test_a_hit_that_cannot_be_stored_leaves_nothing_of_its_group(store):
         Receipt(Kind.COMPLETION, DAY, encoded({**COMPLETION, "UniqueCode": f"m-{number}"}))
         for number in range(9)
     ]
-    with pytest.raises(StoreError, match="bad"), store.transaction():
-        store.receive_all([Hit(receipt, list(entries_of(receipt))) for receipt in receipts])
-    assert facts(store) == []
-    assert store._open.execute("SELECT count(*) FROM receipts").fetchone() == (0,)
+    with pytest.raises(StoreError, match="bad"), sqlite_store.transaction():
+        sqlite_store.receive_all([Hit(receipt, list(entries_of(receipt))) for receipt in receipts])
+    assert facts(sqlite_store) == []
+    assert sqlite_store._open.execute("SELECT count(*) FROM receipts").fetchone() == (0,)
 
 
-def test_a_file_whose_index_of_standing_facts_has_all_of_them_is_read_on(store):
+def test_a_file_whose_index_of_standing_facts_has_all_of_them_is_read_on(sqlite_store):
     """Files made by versions before have such an index."""
-    put(store, "quota_status", status(1, is_live=True))
-    store._open.execute("DROP INDEX facts_standing")
-    store._open.execute("CREATE INDEX facts_standing ON facts (key, rank) WHERE standing = 'stands'")
-    assert put(store, "quota_status", status(2, is_live=False)) == ["new"]
-    assert put(store, "quota_status", status(0, is_live=True)) == ["stale"]
-    assert [fact.validity for fact in facts(store)] == ["stale", "stands", "stale"]
+    put(sqlite_store, "quota_status", status(1, is_live=True))
+    sqlite_store._open.execute("DROP INDEX facts_standing")
+    sqlite_store._open.execute("CREATE INDEX facts_standing ON facts (key, rank) WHERE standing = 'stands'")
+    assert put(sqlite_store, "quota_status", status(2, is_live=False)) == ["new"]
+    assert put(sqlite_store, "quota_status", status(0, is_live=True)) == ["stale"]
+    assert [fact.validity for fact in facts(sqlite_store)] == ["stale", "stands", "stale"]
 
 
 def test_receipts_are_pruned_and_facts_stay(store):
@@ -687,7 +713,8 @@ def test_receipts_are_pruned_and_facts_stay(store):
         store.prune(before.replace(tzinfo=None))
     assert store.prune(before) == 1_502
     assert store.prune(before) == 0
-    kept = store._open.execute("SELECT posted_as, at FROM receipts ORDER BY id").fetchall()
+    with store.transaction():
+        kept = store.execute("SELECT posted_as, at FROM receipts ORDER BY id")
     assert kept == [("completion", DAY), ("terminate", DAY + 3_600)]
     assert [fact.notification.body for fact in facts(store, kinds=[None])] == [b"no form"]
     assert len(facts(store)) == 1_503

@@ -22,6 +22,7 @@ from sampling_async.notifications._app import HitResponse, NotificationsApp
 from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryLater
 from sampling_async.notifications._inbox import Inbox, kept_secrets, rotate_secrets
 from sampling_async.notifications._outcomes import OutcomeLedger, OutcomeRow, QuotaFunnel, SurveyEnding
+from sampling_async.notifications._postgres import PostgresStore
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import (
     Completion,
@@ -34,6 +35,7 @@ from sampling_async.notifications._records import (
     Terminate,
     UnknownNotification,
 )
+from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._sqlite import SqliteStore
 from sampling_async.notifications._status import InboxStatus, KindStatus
 from sampling_async.notifications._store import (
@@ -45,6 +47,7 @@ from sampling_async.notifications._store import (
     Settled,
     State,
     Store,
+    StoreConflictError,
     StoreError,
     SurveyEnd,
     Validity,
@@ -69,15 +72,18 @@ __all__ = [
     "NotificationsApp",
     "OutcomeLedger",
     "OutcomeRow",
+    "PostgresStore",
     "QuotaFunnel",
     "QuotaStatus",
     "Receipt",
     "Reconciliation",
     "RetryLater",
     "Settled",
+    "SqlStore",
     "SqliteStore",
     "State",
     "Store",
+    "StoreConflictError",
     "StoreError",
     "SurveyClosed",
     "SurveyEnd",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from sampling_async._pacing.loops import OneShotEvent
 from sampling_async._pacing.threads import call_soon_here
-from sampling_async.notifications._store import Hit, StoreError
+from sampling_async.notifications._store import Hit, StoreError, in_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -171,8 +171,7 @@ class Committer:
 
     def _commit_alone(self, job: _Submission[Any]) -> None:
         try:
-            with self._store.transaction():
-                job.run(self._store)
+            in_transaction(self._store, job.run)
         except BaseException as exc:  # noqa: BLE001  the caller gets it
             job.failure = exc
         _end([job])

@@ -9,7 +9,7 @@ import hashlib
 import json
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
@@ -22,12 +22,11 @@ from sampling_async.notifications._records import (
     SurveyClosed,
     Terminate,
 )
-from sampling_async.notifications._store import Entry, SurveyEnd
+from sampling_async.notifications._store import Entry, SurveyEnd, fact_key
 from sampling_async.notifications._understanding import TIMES, FieldReader, hundredths, kind_of_fields, parse
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sampling_async.notifications._access import Signatures
     from sampling_async.notifications._records import Fields, Kind, Notification
@@ -35,46 +34,60 @@ if TYPE_CHECKING:
 
 _WAVES: Final = """
 SELECT key, wave FROM facts WHERE member = ? AND survey = ? AND wave > 0
-AND (quota IS NULL OR ? IS NULL OR quota = ?) ORDER BY quota = ? DESC, id DESC LIMIT 1
+AND (quota IS NULL OR CAST(? AS BIGINT) IS NULL OR quota = ?)
+ORDER BY CASE WHEN quota = ? THEN 0 ELSE 1 END, id DESC LIMIT 1
 """
 
 
-def in_its_wave(database: sqlite3.Connection, entry: Entry) -> Entry:
+def in_its_wave(run: Callable[..., Any], entry: Entry) -> Entry:
     """Return a new entry; without a wave, it gets that of an earlier end of the same member and survey.
 
     An end with a wave takes over the earlier ones without a wave. Ends of different quotas stay apart. If the
-    member has ends in several waves, the end of the same quota decides, else the last one.
+    member has ends in several waves, the end of the same quota decides, else the last one. `run` runs a query.
     """
     end = entry.end
     if end is None:
         return entry
     if end.wave_id:
-        _take_in(database, entry.key, end)
+        _take_in(run, entry.key, end)
         return entry
     if _says_wave(entry.fields):
         return entry
     quota = end.quota_id
-    values = (json.dumps(end.member_code), end.survey_id, quota, quota, quota)
-    for key, wave in database.execute(_WAVES, values).fetchall():
-        return evolve(entry, key=key, identity=_moved(entry.identity, key), end=evolve(end, wave_id=wave))
+    values = (member_text(end.member_code), end.survey_id, quota, quota, quota)
+    for key, wave in run(_WAVES, values).fetchall():
+        identity = _moved(entry.identity, key)
+        placed = evolve(end, wave_id=wave)
+        return evolve(entry, key=key, identity=identity, fact_key=fact_key(identity), end=placed)
     return entry
 
 
-def _take_in(database: sqlite3.Connection, key: str, end: SurveyEnd) -> None:
+def _take_in(run: Callable[..., Any], key: str, end: SurveyEnd) -> None:
     without = member_key(end.survey_id, 0, end.member_code)
-    rows = database.execute(
-        "SELECT id, identity, quota, fields FROM facts WHERE key = ?", (without,)
-    ).fetchall()
+    rows = run("SELECT id, identity, quota, fields FROM facts WHERE key = ?", (without,)).fetchall()
     # If the wave has an end already, that one has taken in what belongs to it.
-    if not rows or database.execute("SELECT 1 FROM facts WHERE key = ?", (key,)).fetchone():
+    if not rows or run("SELECT 1 FROM facts WHERE key = ?", (key,)).fetchone():
         return
     for _, _, quota, fields in rows:
         if _says_wave(fields) or (None not in (quota, end.quota_id) and quota != end.quota_id):
             return
-    database.executemany(
-        "UPDATE facts SET key = ?, identity = ?, wave = ? WHERE id = ?",
-        [(key, _moved(identity, key), end.wave_id, number) for number, identity, *_ in rows],
-    )
+    for number, identity, *_ in rows:
+        change = "UPDATE facts SET key = ?, identity = ?, wave = ? WHERE id = ?"
+        run(change, (key, _moved(identity, key), end.wave_id, number))
+
+
+def key_of_stored(identity: str, wave: int | None, quota: int | None, fields: str) -> str:
+    """Return the `Fact.key` of a fact that was stored by a version without keys."""
+    return _key_of(identity, wave == 0 and not _says_wave(fields), quota)
+
+
+def _key_of(identity: str, is_without_wave: bool, quota: int | None) -> str:  # noqa: FBT001
+    """Return the key of a new fact.
+
+    An end without its wave may be moved into one later, and then another one, of another quota, may come
+    without its wave. So the quota is part of the key.
+    """
+    return fact_key(identity, "without a wave", quota) if is_without_wave else fact_key(identity)
 
 
 def _says_wave(fields: str) -> bool:
@@ -90,7 +103,22 @@ def _moved(identity: str, key: str) -> str:
 
 
 def _identity(kind: str, key: str, more: str | int | None) -> str:
-    return f'["{kind}", {json.dumps(key)}, {json.dumps(more)}]'
+    return f'["{kind}", {json.dumps(key)}, {_bounded(more, _MOST_MORE)}]'
+
+
+def _bounded(value: str | int | None, most: int) -> str:
+    """Return JSON, of a long text a hash: PostgreSQL's indexes take at most 2,700 bytes."""
+    text = json.dumps(value)
+    return text if len(text) <= most else json.dumps(f"sha256 {_hash(text.encode())}")
+
+
+def member_text(member_code: str) -> str:
+    """Return a member code as it is stored, and looked up: as JSON, because that is ASCII for any code."""
+    return _bounded(member_code, _MOST_CODE)
+
+
+_MOST_CODE: Final = 1_100  # it may be twice as long in an identity, as JSON in JSON
+_MOST_MORE: Final = 300
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -119,22 +147,25 @@ def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
     verified = signatures.verified(record, named.signature, has_wave=named.has_wave)
     content = named.digest()
     key, more = _about(record, named, content, hit.at)
+    identity, end = _identity(kind, key, more), _end(record)
+    is_without_wave = end is not None and not named.has_wave
     return Entry(
         kind=kind,
         posted_as=hit.kind,
         key=key,
-        identity=_identity(kind, key, more),
+        identity=identity,
+        fact_key=_key_of(identity, is_without_wave, None if end is None else end.quota_id),
         content=content,
         rank=_rank(record, came=hit.at, latest=hit.at + _AHEAD),
         fields=json.dumps(fields),
         verified=verified,
-        end=_end(record),
+        end=end,
     )
 
 
 def member_key(survey_id: int, wave_id: int, member_code: str) -> str:
     """Return the key of all notifications about a member in a survey and wave; in ASCII for any code."""
-    return f'["member", {survey_id}, {wave_id}, {json.dumps(member_code)}]'
+    return f'["member", {survey_id}, {wave_id}, {member_text(member_code)}]'
 
 
 def _end(record: Notification) -> SurveyEnd | None:

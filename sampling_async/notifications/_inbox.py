@@ -24,12 +24,12 @@ from sampling_async.notifications._handlers import Handlers, checked_records, ki
 from sampling_async.notifications._handling import HandlerPolicy, Handling
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import SETTINGS, Kind
-from sampling_async.notifications._sqlite import SqliteStore, store_of
+from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._status import InboxStatus, status_of
 from sampling_async.notifications._store import Hit, Receipt, StoreError, run_once
+from sampling_async.notifications._stores import AnyStore, store_of
 
 if TYPE_CHECKING:
-    import os
     from types import TracebackType
 
     from sampling_async.notifications._records import Notification
@@ -76,7 +76,7 @@ class Inbox:
     be entered again, in another event loop too, as `TestClient` does in each test.
 
     Args:
-        store: A file, or a `Store` that you have written.
+        store: The path of a file, a `PostgresStore` or its address, or a `Store` that you have written.
         secrets: The secrets of the URLs, at least 16 characters each: one or several for all kinds, or a
             mapping from kinds. All of them are valid; `urls` shows the first. See `kept_secrets`.
         basic: Names and passwords of Basic auth, instead of secrets or in addition to them.
@@ -95,7 +95,7 @@ class Inbox:
 
     def __init__(
         self,
-        store: Store | str | os.PathLike[str],
+        store: AnyStore,
         *,
         secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]] = (),
         basic: Iterable[tuple[str, str]] = (),
@@ -381,7 +381,7 @@ class Inbox:
         return FactStream(self.store, kinds, after, state, self._policy.poll if follow else None)
 
 
-def kept_secrets(store: Store | str | os.PathLike[str]) -> Mapping[Kind, Sequence[str]]:
+def kept_secrets(store: AnyStore) -> Mapping[Kind, Sequence[str]]:
     """Return the secrets of a store, the newest first; create and store one for each kind without any.
 
     It blocks for some milliseconds, so call it before the event loop runs. Whoever can read the store's file
@@ -393,7 +393,7 @@ def kept_secrets(store: Store | str | os.PathLike[str]) -> Mapping[Kind, Sequenc
     return _with_store(store, lambda opened: opened.secrets(_fresh()))
 
 
-def rotate_secrets(store: Store | str | os.PathLike[str], *, keep: int = 2) -> Mapping[Kind, Sequence[str]]:
+def rotate_secrets(store: AnyStore, *, keep: int = 2) -> Mapping[Kind, Sequence[str]]:
     """Add a new secret for each kind and return all, the newest first; the newest `keep` of each stay valid.
 
     A running inbox uses them after its next start. Enter the new URLs at the operator, and rotate once more
@@ -413,11 +413,11 @@ def rotate_secrets(store: Store | str | os.PathLike[str], *, keep: int = 2) -> M
 
 
 def _with_store(
-    store: Store | str | os.PathLike[str], operation: Callable[[Store], Mapping[Kind, Sequence[str]]]
+    store: AnyStore, operation: Callable[[Store], Mapping[Kind, Sequence[str]]]
 ) -> Mapping[Kind, Sequence[str]]:
     # Not the store that was passed, which an open inbox may be using.
-    path = store.path if isinstance(store, SqliteStore) else store
-    return run_once(store_of(path), operation)
+    made = store_of(store)
+    return run_once(made.copy() if isinstance(made, SqlStore) else made, operation)
 
 
 def _fresh() -> dict[Kind, str]:

@@ -6,11 +6,9 @@ An end of a survey is joined to one of the member's invites, which stand in the 
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -22,16 +20,16 @@ from sampling_async._contract.checks import moment_of, number_from_0
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._arrow import arrow
-from sampling_async.notifications._entries import member_key
-from sampling_async.notifications._sqlite import SqliteStore
+from sampling_async.notifications._entries import member_key, member_text
 from sampling_async.notifications._store import run_once
+from sampling_async.notifications._stores import AnyStore, sql_store_of
 from sampling_async.notifications._understanding import added, difference, of_hundredths
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sampling_async import InviteOutcome
+    from sampling_async.notifications._sql import SqlStore
 
 _JOINED: Final = """
 WITH notified AS (
@@ -58,55 +56,47 @@ WITH notified AS (
                 SELECT i.key, i.quota = f.said_quota AS is_quota, i.invited <= f.first_ended AS is_before,
                     abs(i.invited - f.first_ended) AS apart
                 FROM invites AS i WHERE i.member = f.member AND i.survey = f.via
-            ) ORDER BY is_quota DESC, is_before DESC, apart LIMIT 1
+            ) AS possible ORDER BY is_quota DESC, is_before DESC, apart LIMIT 1
         ), f.key)
     END AS invite
     FROM notified AS f
 )
-SELECT * FROM (
-    SELECT i.key AS invite, coalesce(e.key, i.key) AS key, coalesce(e.survey, i.survey) AS ended_in,
-        i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
-        e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact,
-        e.key != i.key AND NOT (e.wave = 0 AND e.survey = i.survey) AS routed
-    FROM invites AS i LEFT JOIN ends AS e ON e.invite = i.key
-    ORDER BY i.rowid, e.kind = 'reconciliation', e.key, e.id
-)
+SELECT 0 AS part, i.rowid AS place, i.key AS invite, coalesce(e.key, i.key) AS key,
+    coalesce(e.survey, i.survey) AS ended_in, i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
+    e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact, e.kind = 'reconciliation' AS is_taken,
+    e.key != i.key AND NOT (e.wave = 0 AND e.survey = i.survey) AS routed
+FROM invites AS i LEFT JOIN ends AS e ON e.invite = i.key
 UNION ALL
-SELECT * FROM (
-    SELECT e.invite, e.key, e.survey, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount,
-        e.label, coalesce(e.ended, e.at), e.id, e.via IS NOT NULL AND NOT (e.wave = 0 AND e.via = e.survey)
-    FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invite)
-    ORDER BY e.key, e.kind = 'reconciliation', e.id
-)
+SELECT 1, 0, e.invite, e.key, e.survey, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount,
+    e.label, coalesce(e.ended, e.at), e.id, e.kind = 'reconciliation',
+    e.via IS NOT NULL AND NOT (e.wave = 0 AND e.via = e.survey)
+FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invite)
+ORDER BY part, place, invite, is_taken, key, fact
 """
 
 
-class InviteStore(SqliteStore):
-    """The store of an inbox, as the ledger of outcomes uses it."""
+def _add_invites(store: SqlStore, invites: Sequence[tuple[object, ...]]) -> int:
+    """Store new invites (key, member, survey, wave, quota, time) and return how many are new."""
+    query = (
+        "INSERT INTO invites (key, member, survey, wave, quota, invited) VALUES (?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (key) DO NOTHING"
+    )
+    return sum(store.run(query, invite).rowcount for invite in invites)
 
-    def add_invites(self, invites: Iterable[tuple[str, str, int, int, int, float]]) -> int:
-        """Store new invites (key, member, survey, wave, quota, time) and return how many are new."""
-        before = self._open.total_changes
-        self._open.executemany(
-            "INSERT INTO invites (key, member, survey, wave, quota, invited) VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (key) DO NOTHING",
-            [(key, json.dumps(member), *more) for key, member, *more in invites],
-        )
-        return self._open.total_changes - before
 
-    def enter(self, member_code: str, quota_id: int, at: float) -> bool:
-        cursor = self._open.execute(
-            "UPDATE invites SET entered = coalesce(entered, ?) WHERE member = ? AND quota = ?",
-            (at, json.dumps(member_code), quota_id),
-        )
-        return cursor.rowcount > 0
+def _enter(store: SqlStore, member_code: str, quota_id: int, at: float) -> bool:
+    change = "UPDATE invites SET entered = coalesce(entered, ?) WHERE member = ? AND quota = ?"
+    return bool(store.run(change, (at, member_text(member_code), quota_id)).rowcount)
 
-    def joined(self) -> Iterator[Mapping[str, Any]]:
-        """Yield invites with their ends, then ends without an invite, as the ledger of outcomes reads them."""
-        with self._failing("cannot be read"), closing(self._connected()) as database:
-            database.row_factory = sqlite3.Row
-            for row in database.execute(_JOINED):
-                yield {**row, "member": json.loads(row["member"])}
+
+def _joined(store: SqlStore) -> Iterator[Mapping[str, Any]]:
+    """Yield invites with their ends, then ends without an invite."""
+    with store.reading("cannot be read", is_long=True) as run:
+        rows = run(_JOINED)
+        names = [column[0] for column in rows.description]
+        for values in rows:
+            row = dict(zip(names, values, strict=True))
+            yield {**row, "member": json.loads(row["member"])}
 
 
 T = TypeVar("T")
@@ -226,14 +216,13 @@ class OutcomeLedger:
     written.
 
     Args:
-        store: The file of the inbox's store. It is made if there is none.
+        store: The inbox's store: the path of its file, a `PostgresStore`, or its address. It is made if there
+            is none.
         clock: The clock, in seconds since 1970.
     """
 
-    def __init__(
-        self, store: str | os.PathLike[str] | SqliteStore, *, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._path = store.path if isinstance(store, SqliteStore) else store
+    def __init__(self, store: AnyStore, *, clock: Callable[[], float] = time.time) -> None:
+        self._store = sql_store_of(store)
         self._clock = clock
 
     async def invited(self, outcomes: Iterable[InviteOutcome], *, at: datetime | None = None) -> int:
@@ -249,7 +238,7 @@ class OutcomeLedger:
         rows = [
             (
                 member_key(outcome.invite.survey_id, outcome.invite.wave_id, outcome.member_code),
-                outcome.member_code,
+                member_text(outcome.member_code),
                 outcome.invite.survey_id,
                 outcome.invite.wave_id,
                 outcome.quota_id,
@@ -258,7 +247,7 @@ class OutcomeLedger:
             for outcome in outcomes
             if outcome.invite is not None
         ]
-        return await self._written(lambda store: store.add_invites(rows))
+        return await self._written(lambda store: _add_invites(store, rows))
 
     async def entered(self, member_code: str, quota_id: int, *, at: datetime | None = None) -> bool:
         """Record that a member was sent to a survey; False if there is no such invite. The first time counts.
@@ -267,7 +256,7 @@ class OutcomeLedger:
             InvalidRequestError: `at` has no time zone.
         """
         moment = self._clock() if at is None else moment_of(at, "at")
-        return await self._written(lambda store: store.enter(member_code, quota_id, moment))
+        return await self._written(lambda store: _enter(store, member_code, quota_id, moment))
 
     async def rows(self) -> list[OutcomeRow]:
         """Return all rows: invites in the order in which they were recorded, then ends without an invite."""
@@ -276,7 +265,7 @@ class OutcomeLedger:
     def read_rows(self) -> Iterator[OutcomeRow]:
         """Yield what `rows` returns, in this thread and in constant memory."""
         invite, account = None, _InviteAccount()
-        for row in InviteStore(self._path).joined():
+        for row in _joined(self._store):
             if row["invite"] != invite:
                 invite, account = row["invite"], _InviteAccount()
             yield account.booked(row)
@@ -349,8 +338,8 @@ class OutcomeLedger:
             columns[name] = [text and text.encode("utf-8", "replace").decode() for text in columns[name]]
         return pa.table(columns, schema=schema)
 
-    async def _written(self, operation: Callable[[InviteStore], T]) -> T:
-        return await in_thread(lambda: run_once(InviteStore(self._path), operation))
+    async def _written(self, operation: Callable[[SqlStore], T]) -> T:
+        return await in_thread(lambda: run_once(self._store.copy(), operation))
 
 
 class _InviteAccount:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from attrs import Factory, field, frozen
 
@@ -19,10 +22,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S", bound="Store")
 N_co = TypeVar("N_co", bound=Notification, covariant=True)
+_TRIES: Final = 8
+_LONGEST_PAUSE: Final = 0.05
 
 
 class StoreError(SamplingError):
     """The store of notifications cannot be opened, read or written. The text says why."""
+
+
+class StoreConflictError(StoreError):
+    """Another transaction was in the way, and nothing of this one was stored: run it again.
+
+    An inbox does so by itself. A store raises it for a deadlock or a serialization failure.
+    """
 
 
 class Validity(StrEnum):
@@ -80,6 +92,11 @@ class SurveyEnd:
     at: float | None
 
 
+def fact_key(identity: str, *more: object) -> str:
+    """Return a `Fact.key`: a hash, so that it names no member."""
+    return sha256("\n".join([identity, *map(str, more)]).encode()).hexdigest()[:32]
+
+
 @frozen(kw_only=True)
 class Entry:
     """One notification of a receipt, prepared for the store.
@@ -95,6 +112,8 @@ class Entry:
         reason: Why it was not understood.
         verified: Whether the signature over survey, wave and member was there, and right.
         end: How a member's survey ended; None for the other kinds.
+        fact_key: The `Fact.key` of the fact that this becomes if it is a new one. The fact keeps it when its
+            `key` and `identity` change.
     """
 
     kind: Kind | None
@@ -107,6 +126,7 @@ class Entry:
     reason: str = ""
     verified: bool = False
     end: SurveyEnd | None = None
+    fact_key: str = field(default=Factory(lambda self: fact_key(self.identity), takes_self=True))
 
 
 @frozen
@@ -123,8 +143,11 @@ class Fact(Generic[N_co]):
     """One event that the service has reported, however often it did.
 
     Attributes:
-        id: The number of the fact in its store, in the order of arrival. Use it to do your work only once:
-            handlers get a fact at least once.
+        id: The number of the fact in its store, in the order of arrival.
+        key: The same text for the same event, in every store and after a restore. Use it to do your work only
+            once, because handlers get a fact at least once. It is a hash of what identifies the event and names
+            no member. A correction has its own key, and the corrected fact keeps its key. If an end comes once
+            with its wave and once without, the first one counts.
         notification: The notification.
         fields: The fields as they came first, in the service's names.
         received_at: When it came first.
@@ -156,6 +179,7 @@ class Fact(Generic[N_co]):
     state: State = State.PENDING
     attempts: int = 0
     error: str | None = field(default=None, repr=hidden)
+    key: str = ""
 
     @property
     def kind(self) -> Kind | None:
@@ -283,11 +307,22 @@ class Store(Protocol):
         ...
 
 
+def in_transaction(store: S, operation: Callable[[S], T]) -> T:
+    """Run an operation in a transaction of an open store; after a conflict again, some times."""
+    for _ in range(_TRIES - 1):
+        try:
+            with store.transaction():
+                return operation(store)
+        except StoreConflictError:
+            time.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  no secret
+    with store.transaction():
+        return operation(store)
+
+
 def run_once(store: S, operation: Callable[[S], T]) -> T:
     """Open a store that nobody else uses, run one operation in a transaction, and close it."""
     store.open()
     try:
-        with store.transaction():
-            return operation(store)
+        return in_transaction(store, operation)
     finally:
         store.close()

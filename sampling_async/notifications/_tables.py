@@ -1,123 +1,135 @@
-"""The tables of a store in SQLite, how a file of an older form gets them, and hits as their rows."""
+"""The tables of a store, how one of an older form gets them, and hits as their rows."""
 
 from __future__ import annotations
 
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async._journal.database import patiently
-from sampling_async.notifications._entries import member_key
+from sampling_async.notifications._entries import key_of_stored, member_key, member_text
 from sampling_async.notifications._store import StoreError
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
     from sampling_async.notifications._store import Entry, Hit, SurveyEnd
 
-_APPLICATION: Final = 0x53414E4F
-"""Marks a file as a store ("SANO"), so that no other database is written to by mistake."""
-
-_FORM: Final = 3
+FORM: Final = 4
 """The form of the tables. Form 1 had no `since`, no `served` and no index of dead facts.
 
-Form 2 had no index of members.
+Form 2 had no index of members. Form 3 had no keys of facts and no links.
 """
 
-_TABLES: Final = f"""
-PRAGMA application_id = {_APPLICATION};
-PRAGMA user_version = {_FORM};
+# In what SQLite and PostgreSQL have in common, but for what stands in braces.
+_FORM_WITH_KEYS: Final = 4
+_TABLES: Final = """
 CREATE TABLE IF NOT EXISTS receipts (
-    id INTEGER PRIMARY KEY, at REAL NOT NULL, posted_as TEXT NOT NULL, verdict TEXT NOT NULL,
-    peer TEXT NOT NULL, headers TEXT NOT NULL, query TEXT NOT NULL, body BLOB NOT NULL
+    {id}, at DOUBLE PRECISION NOT NULL, posted_as TEXT NOT NULL, verdict TEXT NOT NULL,
+    peer TEXT NOT NULL, headers TEXT NOT NULL, query TEXT NOT NULL, body {bytes} NOT NULL
 );
 CREATE TABLE IF NOT EXISTS facts (
-    id INTEGER PRIMARY KEY, at REAL NOT NULL, receipt INTEGER NOT NULL,
+    {id}, at DOUBLE PRECISION NOT NULL, receipt BIGINT NOT NULL,
     kind TEXT NOT NULL, posted_as TEXT NOT NULL, key TEXT NOT NULL, identity TEXT NOT NULL UNIQUE,
-    content TEXT NOT NULL, rank INTEGER, fields TEXT NOT NULL, reason TEXT, verified INTEGER NOT NULL,
-    receipts INTEGER NOT NULL DEFAULT 1, differing INTEGER NOT NULL DEFAULT 0, corrects INTEGER,
+    content TEXT NOT NULL, rank BIGINT, fields TEXT NOT NULL, reason TEXT, verified INTEGER NOT NULL,
+    receipts BIGINT NOT NULL DEFAULT 1, differing BIGINT NOT NULL DEFAULT 0, corrects BIGINT,
     standing TEXT NOT NULL DEFAULT 'stands', state TEXT NOT NULL DEFAULT 'pending',
-    due REAL NOT NULL DEFAULT 0, owner TEXT, attempts INTEGER NOT NULL DEFAULT 0, error TEXT,
-    member TEXT, survey INTEGER, wave INTEGER, quota INTEGER, origin INTEGER, amount INTEGER, label TEXT,
-    ended REAL, since REAL NOT NULL DEFAULT 0
+    due DOUBLE PRECISION NOT NULL, owner TEXT, attempts BIGINT NOT NULL DEFAULT 0, error TEXT,
+    member TEXT, survey BIGINT, wave BIGINT, quota BIGINT, origin BIGINT, amount BIGINT, label TEXT,
+    ended DOUBLE PRECISION, since DOUBLE PRECISION NOT NULL DEFAULT 0, fact_key TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS facts_key ON facts (key, id);
-CREATE INDEX IF NOT EXISTS facts_standing ON facts (key, rank) WHERE standing = 'stands' AND rank NOT NULL;
+CREATE INDEX IF NOT EXISTS facts_standing ON facts (key, rank)
+    WHERE standing = 'stands' AND rank IS NOT NULL;
 CREATE INDEX IF NOT EXISTS facts_due ON facts (kind, due, id) WHERE state = 'pending';
 CREATE INDEX IF NOT EXISTS facts_pending ON facts (key, id) WHERE state = 'pending';
 CREATE INDEX IF NOT EXISTS facts_fallen ON facts (due) WHERE state = 'pending' AND standing != 'stands';
 CREATE INDEX IF NOT EXISTS facts_dead ON facts (kind) WHERE state = 'dead';
 CREATE INDEX IF NOT EXISTS facts_member ON facts (member, survey) WHERE wave > 0;
+CREATE INDEX IF NOT EXISTS facts_unknown ON facts (receipt) WHERE kind = '';
 CREATE TABLE IF NOT EXISTS invites (
-    key TEXT PRIMARY KEY, member TEXT NOT NULL, survey INTEGER NOT NULL, wave INTEGER NOT NULL,
-    quota INTEGER NOT NULL, invited REAL NOT NULL, entered REAL
+    key TEXT PRIMARY KEY, member TEXT NOT NULL, survey BIGINT NOT NULL, wave BIGINT NOT NULL,
+    quota BIGINT NOT NULL, invited DOUBLE PRECISION NOT NULL, entered DOUBLE PRECISION{rowid}
 );
 CREATE INDEX IF NOT EXISTS invites_member ON invites (member, survey);
+CREATE TABLE IF NOT EXISTS links (
+    member TEXT NOT NULL, quota BIGINT NOT NULL, survey BIGINT NOT NULL, wave BIGINT NOT NULL,
+    state TEXT NOT NULL, owner TEXT, asked DOUBLE PRECISION NOT NULL, until DOUBLE PRECISION NOT NULL,
+    changed DOUBLE PRECISION NOT NULL, code INTEGER, invite TEXT, entered DOUBLE PRECISION,
+    PRIMARY KEY (member, quota)
+);
+CREATE INDEX IF NOT EXISTS links_changed ON links (changed);
 CREATE TABLE IF NOT EXISTS secrets (
-    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, secret TEXT NOT NULL
+    {id}, kind TEXT NOT NULL, secret TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS served (
     id INTEGER PRIMARY KEY CHECK (id = 1), url TEXT NOT NULL
-);
+)
 """
 
 COLUMNS: Final = (
     "id, at, receipt, posted_as, kind, fields, reason, verified, receipts, differing, corrects, standing,"
-    " state, attempts, error"
+    " state, attempts, error, fact_key"
 )
 
 CLAIM: Final = f"""
-UPDATE facts SET due = ?, since = ?, owner = ?, attempts = attempts + 1 WHERE id IN (
-    SELECT id FROM (%s) ORDER BY due, id LIMIT ?
-) RETURNING {COLUMNS}
-"""  # noqa: S608  the columns are constants
+WITH picked AS MATERIALIZED (SELECT id FROM ({{of_kinds}}) AS found ORDER BY due, id LIMIT ?)
+UPDATE facts SET due = ?, since = ?, owner = ?, attempts = attempts + 1 WHERE id IN (SELECT id FROM picked)
+RETURNING {COLUMNS}
+"""
 
 # One query for each kind, so that the index finds what is due of it, however much waits of other kinds.
 CLAIM_OF_KIND: Final = """
 SELECT * FROM (
     SELECT id, due FROM facts AS f WHERE state = 'pending' AND kind = ? AND due <= ? AND NOT EXISTS (
-        SELECT 1 FROM facts AS e WHERE e.key = f.key AND e.id < f.id AND e.state = 'pending' AND e.kind IN (%s)
-    ) ORDER BY due, id LIMIT ?
-)
+        SELECT 1 FROM facts AS e
+        WHERE e.key = f.key AND e.id < f.id AND e.state = 'pending' AND e.kind IN ({marks})
+    ) ORDER BY due, id LIMIT ? {skip_locked}
+) AS of_kind
 """
 
 
-def make_tables(database: sqlite3.Connection, path: Path, seconds: float) -> None:
-    """Create the tables that a file lacks; wait so many seconds for processes that do the same."""
+def make_tables(run: Callable[..., Any], form: int, **own: str) -> None:
+    """Create the tables that a store lacks, or bring those of an older form up to date, in its transaction.
 
-    def make() -> None:
-        form = _form_of(database, path)
-        if form == _FORM:
-            return
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            # Checked under the lock, because another process may have done it meanwhile.
-            if _form_of(database, path) == 1:
-                database.execute("ALTER TABLE facts ADD COLUMN since REAL NOT NULL DEFAULT 0")
-            for statement in _TABLES.split(";"):
-                database.execute(statement)
-            database.execute("COMMIT")
-        except BaseException:
-            database.rollback()
-            raise
-
-    patiently(make, seconds)
+    Args:
+        run: Runs a statement.
+        form: The form of the tables; 0 if there are none.
+        own: How this database writes what stands in braces in the tables.
+    """
+    if form == 1:
+        run("ALTER TABLE facts ADD COLUMN since DOUBLE PRECISION NOT NULL DEFAULT 0")
+    if 0 < form < _FORM_WITH_KEYS:
+        run("ALTER TABLE facts ADD COLUMN fact_key TEXT NOT NULL DEFAULT ''")
+    for statement in _TABLES.split(";"):
+        run(statement.format(**own))
+    if 0 < form < _FORM_WITH_KEYS:
+        _add_keys(run)
 
 
-def _form_of(database: sqlite3.Connection, path: Path) -> int:
-    """Return the form of the tables in a file; 0 if there are none."""
-    tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    application: int = database.execute("PRAGMA application_id").fetchone()[0]
-    form: int = database.execute("PRAGMA user_version").fetchone()[0]
-    if tables and application != _APPLICATION:
-        raise StoreError(f"{path} is a database of something else; name another file")
-    if form > _FORM:
+def _add_keys(run: Callable[..., Any]) -> None:
+    last = 0
+    query = "SELECT id, identity, wave, quota, fields FROM facts WHERE id > ? ORDER BY id LIMIT 1000"
+    while rows := run(query, (last,)).fetchall():
+        for number, *stored in rows:
+            run("UPDATE facts SET fact_key = ? WHERE id = ?", (key_of_stored(*stored), number))
+        last = rows[-1][0]
+    run(
+        "UPDATE facts SET fact_key = (SELECT t.fact_key FROM facts AS t WHERE t.id = facts.corrects)"
+        f" || '{OVERRULED}' WHERE identity LIKE 'overruled %'"
+    )
+
+
+OVERRULED: Final = "-overruled"
+"""What the key of a correction of a terminate has behind the key of that terminate."""
+
+
+def require_known(form: int, store: object) -> None:
+    """Refuse a store of a form that this version does not know."""
+    if form > FORM:
         raise StoreError(
-            f"the store {path} was made by a newer version (form {form}); this one reads form {_FORM}"
+            f"{store} was made by a newer version (form {form}); this one reads form {FORM}",
+            permanent=True,
         )
-    return form
 
 
 # --- Hits as rows
@@ -125,7 +137,7 @@ def _form_of(database: sqlite3.Connection, path: Path) -> int:
 RECEIPTS: Final = "receipts (id, at, posted_as, verdict, peer, headers, query, body)"
 FACTS: Final = (
     "facts (at, receipt, kind, posted_as, key, identity, content, rank, fields, reason, verified, due, since,"
-    " member, survey, wave, quota, origin, amount, label, ended)"
+    " fact_key, member, survey, wave, quota, origin, amount, label, ended)"
 )
 _NO_END: Final = (None,) * 8
 
@@ -134,10 +146,14 @@ MOST_ROWS: Final = 64
 
 
 @cache
-def insertion(into: str, columns: int, rows: int = 1) -> str:
+def insertion(insert: str, into: str, columns: int, rows: int = 1) -> str:
     marks = f"({', '.join('?' * columns)})"
-    # FAIL: what was inserted before an error need not be undone by the statement, the transaction will be.
-    return f"INSERT OR FAIL INTO {into} VALUES {', '.join([marks] * rows)}"  # noqa: S608  constants and marks
+    return f"{insert} INTO {into} VALUES {', '.join([marks] * rows)}"
+
+
+def storable(text: str) -> str:
+    """Return a text that every database takes: PostgreSQL takes no zero."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def subject_of(entry: Entry) -> tuple[object, Sequence[str]]:
@@ -158,8 +174,8 @@ def receipt_row(number: int, hit: Hit, verdicts: Iterable[str]) -> tuple[object,
         number,
         receipt.at,
         receipt.kind.value,
-        " ".join(dict.fromkeys(verdicts)) or hit.verdict,
-        receipt.peer.encode("ascii", "backslashreplace").decode(),
+        " ".join(dict.fromkeys(verdicts)) or storable(hit.verdict),
+        storable(receipt.peer),
         json.dumps(receipt.headers),
         json.dumps(receipt.query),
         receipt.body,
@@ -178,17 +194,18 @@ def fact_row(receipt: int, at: float, entry: Entry) -> tuple[object, ...]:
         entry.content,
         entry.rank,
         entry.fields,
-        entry.reason,
+        storable(entry.reason),
         int(entry.verified),
         at,  # so that a retry that is due earlier comes before
         at,
+        entry.fact_key,
         *(_NO_END if end is None else _end_values(end)),
     )
 
 
 def _end_values(end: SurveyEnd) -> tuple[object, ...]:
     return (
-        json.dumps(end.member_code),
+        member_text(end.member_code),
         end.survey_id,
         end.wave_id,
         end.quota_id,

@@ -1,0 +1,157 @@
+"""Connections to PostgreSQL through psycopg: limits of time, values without types, errors as a StoreError."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.numeric import FloatDumper, Int8Dumper
+
+from sampling_async.notifications._store import StoreConflictError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+T = TypeVar("T")
+_EXTRA_SECONDS: Final = 2.0  # the server ends a statement by itself before
+_CONFLICTS: Final = {"40001", "40P01"}  # a serialization failure, a deadlock
+_PERMANENT: Final = ("28", "3D", "3F", "42")  # classes of errors: who, which database, schema, permission
+# What libpq says if another attempt to connect cannot help: it gives no code then.
+_REFUSED: Final = re.compile(r"authentication|no password|does not exist|pg_hba|invalid .* value|certificate")
+_SETTINGS: Final = """
+SELECT set_config('search_path', ?, false), set_config('statement_timeout', ?, false),
+    set_config('lock_timeout', ?, false), set_config('idle_in_transaction_session_timeout', ?, false),
+    set_config('default_transaction_isolation', 'read committed', false),
+    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
+"""
+
+
+def options_of(dsn: str) -> dict[str, Any] | None:
+    """Return the parts of an address; None if it cannot be read."""
+    with suppress(psycopg.Error):
+        return dict(conninfo_to_dict(dsn))
+    return None
+
+
+class _UntypedInt(Int8Dumper):
+    oid = 0
+
+
+class _UntypedFloat(FloatDumper):
+    oid = 0
+
+
+class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection without a transaction of its own, on which each statement may take only so long."""
+
+    limit: float | None = None
+
+    def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
+        """Wait for the server as psycopg does, but no longer than the limit."""
+        if self.limit is not None:
+            gen = _limited(gen, time.monotonic() + self.limit)
+        return super().wait(gen, *args, **more)
+
+    def run(self, query: str, values: Sequence[object] = ()) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run a statement, with a `?` for each value."""
+        return self.execute(_translated(query), values)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self.run("BEGIN")
+
+    def commit_begun(self) -> None:
+        """Store what was done since `begin`."""
+        # After an error that somebody has swallowed, the server ends the transaction by undoing it.
+        if self.run("COMMIT").statusmessage != "COMMIT":
+            raise psycopg.OperationalError("the transaction was undone")
+
+    def undo(self) -> None:
+        """Undo what was done since `begin`; close a connection that is not fit for that."""
+        try:
+            # While a statement runs that took too long, ROLLBACK would have to wait for it.
+            if self.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
+                self.run("ROLLBACK")
+                return
+        except psycopg.Error:
+            pass
+        self.close()
+
+
+def _limited(gen: Generator[Any, Any, T], until: float) -> Generator[Any, Any, T]:
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > until:
+                raise psycopg.OperationalError("the server does not respond")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return cast("T", end.value)
+
+
+@lru_cache(maxsize=512)
+def _translated(query: str) -> bytes:
+    return query.replace("%", "%%").replace("?", "%s").encode()
+
+
+def connect(
+    options: Mapping[str, Any], schema: str, *, seconds: float, is_long: bool = False
+) -> LimitedConnection:
+    """Return a new connection.
+
+    Args:
+        options: The parts of the address.
+        schema: Where the tables are.
+        seconds: How long connecting may take, and each statement.
+        is_long: Whether statements may take any time.
+    """
+    defaults = {
+        "connect_timeout": max(2, round(seconds)),
+        "tcp_user_timeout": round(seconds * 1e3),
+        "keepalives_idle": 30,
+        "target_session_attrs": "read-write",  # of several hosts, the primary
+        "application_name": "sampling_async",
+    }
+    connection = LimitedConnection.connect(
+        **{**defaults, **options, "client_encoding": "utf8"}, autocommit=True
+    )
+    try:
+        # Without types the server takes them from the columns, and a statement is the same for all values.
+        connection.adapters.register_dumper(int, _UntypedInt)
+        connection.adapters.register_dumper(float, _UntypedFloat)
+        connection.limit = seconds + _EXTRA_SECONDS
+        limit = "0" if is_long else f"{seconds:.3f}s"
+        connection.run(_SETTINGS, (f'"{schema}"', limit, limit, f"{seconds:.3f}s"))
+        if is_long:
+            connection.limit = None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def failing(what: str, store: str) -> Generator[None]:
+    """Raise a StoreError in place of an error of the database, without the values that it may show.
+
+    Args:
+        what: What has failed then, as in "cannot be read".
+        store: The store, for the text.
+    """
+    try:
+        yield
+    except psycopg.Error as exc:
+        state = exc.sqlstate or ""
+        reason = " ".join((exc.diag.message_primary or str(exc)).split())
+        kind = StoreConflictError if state in _CONFLICTS else StoreError
+        permanent = state.startswith(_PERMANENT) or (not state and _REFUSED.search(reason) is not None)
+        error = kind(f"the store {store} {what}: {reason}", permanent=permanent)
+    else:
+        return
+    raise error

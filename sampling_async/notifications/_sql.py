@@ -1,0 +1,453 @@
+"""The store in a database of SQL: what SQLite and PostgreSQL have in common.
+
+The statements are in the part of SQL that both read, with `?` where a value stands.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from datetime import UTC, datetime
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+from sampling_async._contract.checks import moment_of
+from sampling_async._contract.records import INT64_MAX
+from sampling_async.notifications._bodies import NotUnderstoodError
+from sampling_async.notifications._entries import in_its_wave
+from sampling_async.notifications._records import Kind, UnknownNotification
+from sampling_async.notifications._store import Backlog, Fact, Hit, Settled, State, Store, Validity
+from sampling_async.notifications._tables import (
+    CLAIM,
+    CLAIM_OF_KIND,
+    COLUMNS,
+    FACTS,
+    MOST_ROWS,
+    OVERRULED,
+    RECEIPTS,
+    fact_row,
+    insertion,
+    receipt_row,
+    storable,
+    subject_of,
+)
+from sampling_async.notifications._understanding import FieldReader, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from sampling_async.notifications._records import Notification
+    from sampling_async.notifications._store import Entry, Receipt
+
+_PAGE: Final = 1_000
+# One process at a time receives, so that facts get their IDs in the order in which they can be read: whoever
+# reads on after an ID misses none, and the facts of a key are decided about one after the other.
+_RECEIVING: Final = "facts"
+_STEP_SECONDS: Final = 60.0  # the largest step of a clock that is corrected in small steps
+
+
+class SqlStore(Store):
+    """What `SqliteStore` and `PostgresStore` have in common. Each says how it connects and locks."""
+
+    _INSERT: ClassVar[str] = "INSERT"
+    _SKIP_LOCKED: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        self._claimed_at = inf
+
+    @abstractmethod
+    def copy(self) -> Self:
+        """Return a store of the same database that is not open."""
+
+    @abstractmethod
+    def lock(self, *keys: str) -> None:
+        """Wait until no other transaction holds one of these keys, and hold them until this one ends."""
+
+    @abstractmethod
+    def run(self, query: str, values: Sequence[object] = ()) -> Any:
+        """Run a statement inside `transaction()`, and return its cursor."""
+
+    @abstractmethod
+    def reading(self, what: str, *, is_long: bool = False) -> AbstractContextManager[Callable[..., Any]]:
+        """Return a block with a function that runs a statement, each in a transaction of its own.
+
+        Args:
+            what: What has failed if it raises, as in "cannot be read".
+            is_long: Whether the statements may take longer than others.
+        """
+
+    @abstractmethod
+    def _receipt_numbers(self, count: int) -> Iterable[int]:
+        """Return the numbers of new receipts."""
+
+    def execute(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        """Run a statement inside `transaction()`, and return its rows. A `?` stands for each value.
+
+        Write it in the part of SQL that SQLite and PostgreSQL have in common.
+        """
+        cursor = self.run(query, values)
+        return [] if cursor.description is None else cursor.fetchall()
+
+    # --- Secrets
+
+    def secrets(self, fresh: Mapping[Kind, str]) -> Mapping[Kind, Sequence[str]]:
+        self.lock("secrets")  # two processes may make them at once
+        known = self._secrets()
+        for kind, secret in fresh.items():
+            if kind not in known:
+                self.run("INSERT INTO secrets (kind, secret) VALUES (?, ?)", (kind, secret))
+        return self._secrets()
+
+    def rotate(self, fresh: Mapping[Kind, str], *, keep: int = 2) -> None:
+        self.lock("secrets")
+        for kind, secret in fresh.items():
+            self.run("INSERT INTO secrets (kind, secret) VALUES (?, ?)", (kind, secret))
+            self.run(
+                "DELETE FROM secrets WHERE kind = ? AND id NOT IN"
+                " (SELECT id FROM secrets WHERE kind = ? ORDER BY id DESC LIMIT ?)",
+                (kind, kind, keep),
+            )
+
+    def _secrets(self) -> dict[Kind, list[str]]:
+        known: dict[Kind, list[str]] = {}
+        for kind, secret in self.run("SELECT kind, secret FROM secrets ORDER BY id DESC"):
+            known.setdefault(Kind(kind), []).append(secret)
+        return {kind: known[kind] for kind in Kind if kind in known}
+
+    # --- Where it is served
+
+    def keep_url(self, url: str) -> None:
+        """Store the public URL of this store's inbox."""
+        self.run(
+            "INSERT INTO served (id, url) VALUES (1, ?) ON CONFLICT (id) DO UPDATE SET url = excluded.url",
+            (storable(url),),
+        )
+
+    def url(self) -> str | None:
+        """Return the URL stored last; None if there is none."""
+        row = self.run("SELECT url FROM served").fetchone()
+        return None if row is None else str(row[0])
+
+    # --- What comes in
+
+    def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
+        self.lock(_RECEIVING)
+        (number,) = self._receipt_numbers(1)
+        verdicts = [self._enter(number, receipt.at, in_its_wave(self.run, entry)) for entry in entries]
+        self._insert(RECEIPTS, [receipt_row(number, Hit(receipt, entries, verdict), verdicts)])
+        return verdicts
+
+    def receive_all(self, hits: Sequence[Hit]) -> None:
+        self.lock(_RECEIVING)
+        # The event loop runs beside this thread only while SQLite works, and after each statement this thread
+        # waits for the loop. So notifications that no other one has to do with are inserted together.
+        subjects = [[(entry, *subject_of(entry)) for entry in hit.entries] for hit in hits]
+        known = self._known({key for entries in subjects for *_, keys in entries for key in keys})
+        seen: set[object] = set()
+        fresh: list[tuple[object, ...]] = []
+        receipts: list[tuple[object, ...]] = []
+        numbers = self._receipt_numbers(len(hits))
+        for number, hit, entries in zip(numbers, hits, subjects, strict=True):
+            verdicts: list[str] = []
+            for entry, subject, keys in entries:
+                if keys and subject not in seen and known.isdisjoint(keys):
+                    fresh.append(fact_row(number, hit.receipt.at, entry))
+                    verdicts.append("new")
+                else:
+                    self._insert(FACTS, fresh)
+                    fresh.clear()
+                    verdicts.append(self._enter(number, hit.receipt.at, in_its_wave(self.run, entry)))
+                seen.add(subject)
+            receipts.append(receipt_row(number, hit, verdicts))
+        self._insert(FACTS, fresh)
+        self._insert(RECEIPTS, receipts)
+
+    def _known(self, keys: Iterable[str]) -> set[str]:
+        """Return the keys that there are facts of."""
+        known, left = set[str](), list(keys)
+        while left:
+            size = min(1 << len(left).bit_length() - 1, MOST_ROWS)
+            part, left = left[:size], left[size:]
+            query = f"SELECT DISTINCT key FROM facts WHERE key IN ({_marks(part)})"
+            known.update(key for (key,) in self.run(query, part).fetchall())
+        return known
+
+    def _insert(self, into: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """Insert rows, many with one statement."""
+        begin = 0
+        while left := len(rows) - begin:
+            # Of few sizes, so that their statements stay compiled.
+            size = min(1 << left.bit_length() - 1, MOST_ROWS)
+            part = rows[begin : begin + size]
+            self.run(
+                insertion(self._INSERT, into, len(part[0]), size), [value for row in part for value in row]
+            )
+            begin += size
+
+    def _enter(self, receipt: int, at: float, entry: Entry) -> str:
+        row = fact_row(receipt, at, entry)
+        insert = f"{insertion(self._INSERT, FACTS, len(row))} ON CONFLICT (identity) DO NOTHING RETURNING id"
+        for (number,) in self.run(insert, row).fetchall():
+            return self._place(number, entry, receipt, at)
+        ((content,),) = self.run(
+            "UPDATE facts SET receipts = receipts + 1,"
+            " differing = differing + CASE WHEN content = ? THEN 0 ELSE 1 END,"
+            # A repetition may be signed where the first one was not.
+            " verified = CASE WHEN 1 = ? THEN 1 ELSE verified END WHERE identity = ? RETURNING content",
+            (entry.content, int(entry.verified), entry.identity),
+        ).fetchall()
+        return "repeated" if content == entry.content else "differs"
+
+    def _place(self, number: int, entry: Entry, receipt: int, at: float) -> str:
+        """Decide which facts of a key are still true, now that there is a new one."""
+        if entry.rank is not None:
+            newest = self._one(
+                "SELECT max(rank) FROM facts"
+                " WHERE key = ? AND standing = 'stands' AND rank IS NOT NULL AND id != ?",
+                entry.key,
+                number,
+            )
+            if newest is not None and newest > entry.rank:
+                self._supersede(Validity.STALE, "id = ?", number)
+                return Validity.STALE
+            self._supersede(Validity.STALE, "key = ? AND rank IS NOT NULL AND id != ?", entry.key, number)
+        elif entry.kind is Kind.COMPLETION:
+            first = self._one("SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, entry.kind)
+            if first != number:
+                self.run("UPDATE facts SET corrects = ? WHERE id = ?", (first, number))
+            overruled = self._supersede(Validity.OVERRULED, "key = ? AND kind = ?", entry.key, Kind.TERMINATE)
+            for terminate, state in overruled:
+                # Also one that is being handled now: the new fact waits until its handler has ended.
+                if state in (State.HANDLED, State.PENDING):
+                    self._correct_terminate(terminate, receipt, at)
+        elif entry.kind is Kind.TERMINATE and self._one(
+            "SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, Kind.COMPLETION
+        ):
+            self._supersede(Validity.OVERRULED, "id = ?", number)
+            return Validity.OVERRULED
+        return "new"
+
+    def _correct_terminate(self, number: int, receipt: int, at: float) -> None:
+        self.run(
+            "INSERT INTO facts (at, receipt, receipts, kind, posted_as, key, identity, content, fields,"
+            " verified, corrects, standing, due, since, fact_key)"
+            " SELECT ?, ?, 0, kind, posted_as, key, 'overruled ' || id, content, fields, verified, id, ?, ?, ?,"
+            f" fact_key || '{OVERRULED}' FROM facts WHERE id = ?",
+            (at, receipt, Validity.OVERRULED, at, at, number),
+        )
+
+    def _supersede(self, validity: Validity, where: str, *values: object) -> list[tuple[int, str]]:
+        """Mark facts as no longer true, and return their numbers and new states.
+
+        A fact that is being handled stays pending, so that the next one with its key waits for the handler.
+        """
+        change = (
+            "UPDATE facts SET standing = ?, state ="
+            " CASE WHEN state = 'pending' AND owner IS NULL THEN 'skipped' ELSE state END"
+        )
+        # The conditions are those of the callers above, and their values are passed as values.
+        query = f"{change} WHERE standing = 'stands' AND {where} RETURNING id, state"
+        return self.run(query, (validity, *values)).fetchall()  # type: ignore[no-any-return]
+
+    def _one(self, query: str, *values: object) -> Any:
+        return self.run(query, values).fetchone()[0]
+
+    def prune(self, before: datetime) -> int:
+        """Delete the receipts of hits before a time, and return how many.
+
+        Facts stay, because a repetition may come late; so do the bodies of what was not understood. The file
+        keeps its size, and its free space is reused. This may run while an inbox is open.
+
+        Raises:
+            InvalidRequestError: `before` has no time zone.
+            StoreError: The store cannot be read or written.
+        """
+        count, moment = 0, moment_of(before, "before")
+        with self.reading("cannot be pruned", is_long=True) as run:
+            # In small transactions, so that other writers get a turn.
+            while deleted := run(
+                "DELETE FROM receipts WHERE id IN (SELECT id FROM receipts AS r WHERE at < ? AND NOT EXISTS"
+                " (SELECT 1 FROM facts AS f WHERE f.kind = '' AND f.receipt = r.id) ORDER BY id LIMIT ?)",
+                (moment, _PAGE),
+            ).rowcount:
+                count += deleted
+        return count
+
+    # --- Handlers
+
+    def claim(
+        self,
+        owner: str,
+        kinds: Sequence[Kind | None],
+        now: float,
+        until: float,
+        most: int,
+        *,
+        only: Sequence[Kind | None] | None = None,
+    ) -> Sequence[Fact[Notification]]:
+        # Facts superseded while being handled need no handler any more, once their lease is over.
+        self.run(
+            "UPDATE facts SET state = 'skipped', owner = NULL WHERE id IN (SELECT id FROM facts"
+            " WHERE state = 'pending' AND standing != 'stands' AND corrects IS NULL AND due <= ?"
+            f" {self._SKIP_LOCKED})",
+            (now,),
+        )
+        if now < self._claimed_at:
+            # The clock was set back. Facts received, leased or delayed before that would wait until it
+            # reaches their times again. A small step changes no leases: their owners may still prolong them.
+            self.run(
+                "UPDATE facts SET due = ?, since = ? WHERE id IN (SELECT id FROM facts"
+                " WHERE state = 'pending' AND since > ? AND (owner IS NULL OR (owner != ? AND since > ?))"
+                f" {self._SKIP_LOCKED})",
+                (now, now, now, owner, now + _STEP_SECONDS),
+            )
+        self._claimed_at = now
+        names, leased = _names(kinds), _names(kinds if only is None else only)
+        of_kind = CLAIM_OF_KIND.format(marks=_marks(kinds), skip_locked=self._SKIP_LOCKED)
+        query = CLAIM.format(of_kinds=" UNION ALL ".join([of_kind] * len(leased)))
+        values = [value for name in leased for value in (name, now, *names, most)]
+        rows = self.run(query, (*values, most, until, now, owner)).fetchall()
+        return [_fact(row, partial(_body, self.run)) for row in sorted(rows)]
+
+    def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
+        for number in fact_ids:
+            # The lease is as long as before, so it begins so long before its new end.
+            self.run(
+                "UPDATE facts SET since = ? - (due - since), due = ?"
+                " WHERE id = ? AND owner = ? AND state = 'pending'",
+                (until, until, number, owner),
+            )
+
+    def release(self, owner: str) -> None:
+        self.run(
+            "UPDATE facts SET due = 0, since = 0, owner = NULL, attempts = attempts - 1"
+            " WHERE owner = ? AND state = 'pending'",
+            (owner,),
+        )
+
+    def settle(self, owner: str, settled: Settled) -> bool:
+        cursor = self.run(
+            "UPDATE facts SET"
+            " state = CASE WHEN ? = 'handled' OR standing = 'stands' OR corrects IS NOT NULL THEN ?"
+            " ELSE 'skipped' END, due = ?,"
+            " owner = NULL, error = ?, attempts = attempts - ? WHERE id = ? AND owner = ?",
+            # Not numbered (`?1`): Python 3.12.0 to 3.12.3 warn of that, as if they were names.
+            (
+                *(settled.state, settled.state, settled.due),
+                *(settled.error and storable(settled.error), int(not settled.counts), settled.fact_id, owner),
+            ),
+        )
+        return bool(cursor.rowcount == 1)
+
+    def replay(self, fact_ids: Iterable[int] | None = None) -> int:
+        """Make facts due again: those named, or all dead ones. Returns how many.
+
+        Facts that are being handled need no replay, and are skipped.
+        """
+        change = (
+            "UPDATE facts SET state = 'pending', due = 0, since = 0, attempts = 0"
+            " WHERE (standing = 'stands' OR corrects IS NOT NULL) AND owner IS NULL"
+        )
+        if fact_ids is None:
+            return int(self.run(f"{change} AND state = 'dead'").rowcount)
+        numbers = (number for number in fact_ids if number <= INT64_MAX)  # no other number is an ID
+        return sum(self.run(f"{change} AND id = ?", (number,)).rowcount for number in numbers)
+
+    # --- Reading
+
+    def backlog(self) -> Sequence[Backlog]:
+        """Return how many facts of each kind wait for their handlers, or are dead; no kinds without any."""
+        with self.reading("cannot be read") as run:
+            # The index has counts and IDs. The time of the oldest fact is looked up once for each kind.
+            rows = run(
+                "SELECT kind, pending, dead, (SELECT at FROM facts WHERE id = first) FROM ("
+                "SELECT kind, sum(pending) AS pending, sum(dead) AS dead, min(first) AS first FROM ("
+                " SELECT kind, count(*) AS pending, 0 AS dead, min(id) AS first FROM facts"
+                " WHERE state = 'pending' GROUP BY kind UNION ALL"
+                " SELECT kind, 0, count(*), NULL FROM facts WHERE state = 'dead' GROUP BY kind"
+                ") AS each GROUP BY kind) AS of_kind"
+            ).fetchall()
+        return [
+            Backlog(kind=Kind(kind) if kind else None, pending=pending, dead=dead, oldest_at=at)
+            for kind, pending, dead, at in rows
+        ]
+
+    def last_id(self) -> int:
+        """Return the ID of the newest fact; 0 if there is none."""
+        with self.reading("cannot be read") as run:
+            newest: int = run("SELECT coalesce(max(id), 0) FROM facts").fetchone()[0]
+            return newest
+
+    def facts(
+        self, *, kinds: Iterable[Kind | None] | None = None, after: int = 0, state: State | None = None
+    ) -> Iterator[Fact[Notification]]:
+        """Yield the facts with a higher ID than `after`, in the order of arrival.
+
+        It reads in pages over a separate connection, so that writers do not wait.
+        """
+        conditions = ["id > ?"]
+        values: list[Any] = [after]
+        if kinds is not None:
+            wanted = list(kinds)
+            conditions.append(f"kind IN ({_marks(wanted)})")
+            values += _names(wanted)
+        if state is not None:
+            conditions.append("state = ?")
+            values.append(state)
+        query = f"SELECT {COLUMNS} FROM facts WHERE {' AND '.join(conditions)} ORDER BY id LIMIT {_PAGE}"
+        with self.reading("cannot be read") as run:
+            while True:
+                rows = run(query, values).fetchall()
+                for row in rows:
+                    yield _fact(row, partial(_body, run))
+                if len(rows) < _PAGE:
+                    return
+                values[0] = rows[-1][0]
+
+
+def _names(kinds: Iterable[Kind | None]) -> list[str]:
+    return ["" if kind is None else str(kind) for kind in kinds]
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _body(run: Callable[..., Any], receipt: int) -> bytes:
+    row = run("SELECT body FROM receipts WHERE id = ?", (receipt,)).fetchone()
+    return bytes(row[0]) if row else b""
+
+
+def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notification]:
+    number, at, receipt, posted_as, kind, fields_json, reason, verified, receipts, differing, *rest = row
+    corrects, validity, state, attempts, error, key = rest
+    fields = json.loads(fields_json)
+    notification: Notification
+    anomaly = None
+    try:
+        if not kind:
+            raise NotUnderstoodError(reason)  # noqa: TRY301
+        named = FieldReader(fields)
+        notification = parse(Kind(kind), named)
+        anomaly = named.anomaly
+    except NotUnderstoodError as exc:  # or another version has understood it
+        notification = UnknownNotification(kind=Kind(posted_as), body=body_of(receipt), reason=str(exc))
+    return Fact(
+        id=number,
+        notification=notification,
+        fields=fields,
+        received_at=datetime.fromtimestamp(at, UTC),
+        receipts=receipts,
+        differing=differing,
+        verified=bool(verified),
+        anomaly=anomaly,
+        posted_as=Kind(posted_as),
+        corrects=corrects,
+        validity=Validity(validity),
+        state=State(state),
+        attempts=attempts,
+        error=error,
+        key=key,
+    )

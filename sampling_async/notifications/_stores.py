@@ -1,0 +1,50 @@
+"""Which store is meant by a path, by the address of a database, or by a store."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, TypeAlias
+
+from sampling_async import InvalidRequestError
+from sampling_async._contract.checks import shown
+from sampling_async.notifications._postgres import PostgresStore, is_dsn
+from sampling_async.notifications._sql import SqlStore
+from sampling_async.notifications._sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from sampling_async.notifications._store import Store
+
+AnyStore: TypeAlias = "Store | str | os.PathLike[str]"
+"""A store, the path of a SQLite file, or the address of a PostgreSQL database."""
+
+
+def store_of(store: AnyStore) -> Store:
+    """Return a store.
+
+    Raises:
+        InvalidRequestError: It is none, or the address of the database cannot be read.
+    """
+    if isinstance(store, str) and is_dsn(store):
+        return PostgresStore(store)
+    if isinstance(store, str | os.PathLike):
+        return SqliteStore(store)
+    if isinstance(store, type) or not callable(getattr(store, "receive_all", None)):
+        raise InvalidRequestError(
+            "store must be a path, an address such as postgresql://user@host/database, or a subclass of Store"
+            f" such as SqliteStore, not {shown(store)}"
+        )
+    return store
+
+
+def sql_store_of(store: AnyStore) -> SqlStore:
+    """Return a store of SQLite or PostgreSQL which nobody else uses, not yet open.
+
+    Raises:
+        InvalidRequestError: It is another one.
+    """
+    made = store_of(store)
+    if not isinstance(made, SqlStore):
+        raise InvalidRequestError(
+            f"this needs a SqliteStore or a PostgresStore, or its path or address, not {shown(store)}"
+        )
+    return made.copy()

@@ -1,0 +1,125 @@
+"""A PostgreSQL server of its own for tests: in a temporary folder, on a loopback port."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_NUMBERS = count()
+_SETTINGS = """
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = ''
+fsync = {fsync}
+shared_buffers = 16MB
+max_connections = 40
+"""
+
+
+@cache
+def programs() -> Path | None:
+    """Return the folder of the newest PostgreSQL's programs; None if it is not installed."""
+    found = [*Path("/usr/lib/postgresql").glob("*/bin/initdb"), *Path("/usr/pgsql").glob("*/bin/initdb")]
+    on_path = shutil.which("initdb")
+    if not found and on_path:
+        return Path(on_path).resolve().parent
+    return max(found, key=lambda path: int(re.sub(r"\D", "", path.parts[-3]) or 0)).parent if found else None
+
+
+def missing() -> str:
+    """Return why there can be no server here; an empty text if there can."""
+    if find_spec("psycopg") is None:
+        return 'psycopg is missing: python -m pip install "psycopg[binary]"'
+    if programs() is None:
+        return "PostgreSQL is missing: apt-get install postgresql"
+    if os.geteuid() == 0 and _other_user() is None:
+        return "PostgreSQL does not run as root, and there is no user postgres or nobody"
+    return ""
+
+
+def _other_user() -> str | None:
+    known = {user.pw_name for user in pwd.getpwall()}
+    return next((name for name in ("postgres", "nobody") if name in known), None)
+
+
+class Cluster:
+    """A server that can be stopped, killed and started again; each store gets a schema of its own."""
+
+    def __init__(self, *, fsync: bool = False) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sampling-postgres-"))
+        self.port = free_port()
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, _other_user())
+        self._run("initdb", "-D", "{data}", "-U", "sampling", "-A", "trust", "-E", "UTF8", "--no-sync")
+        settings = _SETTINGS.format(port=self.port, fsync="on" if fsync else "off")
+        with (self.folder / "data" / "postgresql.conf").open("a") as file:
+            file.write(settings)
+        self.start()
+
+    @property
+    def dsn(self) -> str:
+        return f"postgresql://sampling:s3cret-word@127.0.0.1:{self.port}/postgres"
+
+    def new_dsn(self) -> str:
+        """Return the address of a schema that nobody has used."""
+        return f"{self.dsn}?schema=test_{os.getpid()}_{next(_NUMBERS)}"
+
+    @property
+    def process_id(self) -> int:
+        return int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
+
+    def start(self) -> None:
+        self._run("pg_ctl", "start", "-w", "-s", "-D", "{data}", "-l", "{data}/../log")
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop it; `immediate` is like a crash: it recovers at the next start."""
+        self._run("pg_ctl", "stop", "-w", "-s", "-D", "{data}", "-m", mode)
+
+    def remove(self) -> None:
+        if (self.folder / "data" / "postmaster.pid").exists():
+            self.stop()
+        shutil.rmtree(self.folder)
+
+    def query(self, text: str) -> list[tuple[object, ...]]:
+        """Run a statement beside all stores."""
+        import psycopg  # noqa: PLC0415  an extra
+
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(text.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def _run(self, program: str, *arguments: str) -> None:
+        folder = programs()
+        assert folder is not None
+        command: Sequence[str] = [each.format(data=self.folder / "data") for each in arguments]
+        user = _other_user() if os.geteuid() == 0 else None
+        errors = self.folder / "errors"
+        with errors.open("wb") as file:  # no pipe: the server would hold it open
+            done = subprocess.run(
+                [folder / program, *command],
+                user=user,
+                group=None if user is None else pwd.getpwnam(user).pw_gid,
+                extra_groups=None if user is None else [],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                timeout=60,
+                check=False,
+            )
+        if done.returncode:
+            raise RuntimeError(f"{program}: {errors.read_text()}")
