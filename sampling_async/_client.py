@@ -35,6 +35,7 @@ from sampling_async._contract.errors import DecodeError, Endpoint, InvalidReques
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.fast import warm_up
+from sampling_async._log import follow_environment
 from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.loops import loop_clock
 from sampling_async._pacing.outage import Away, Outage
@@ -191,6 +192,7 @@ class SamplingClient:
         self._telemetry = _telemetry_of(telemetry)
         self._on_attempt, self._on_outcome = on_attempt, on_outcome
         warm_up()
+        follow_environment()
         self._make_parts(max_concurrency)
 
     def _make_parts(self, max_concurrency: int) -> None:

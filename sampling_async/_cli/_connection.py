@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import getpass
-import logging
 import os
 import sys
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
@@ -26,12 +25,13 @@ from sampling_async import (
 from sampling_async._cli._options import given
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
+from sampling_async._log import log_on_stderr
 from sampling_async._profiles import CHOSEN, chosen_profile, read_profiles, setting
 from sampling_async._wire.trust import context_of_files
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable
 
     from sampling_async._profiles import Profile
 
@@ -95,7 +95,7 @@ class ServiceOptions:
             async with self._client(known) as client:
                 return await work(client)
 
-        with attempts_logged() if self.debug else nullcontext():
+        with log_on_stderr() if self.debug else nullcontext():
             return anyio.run(run)
 
     def ready(self) -> str:
@@ -228,21 +228,6 @@ def silence_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
-
-
-@contextmanager
-def attempts_logged() -> Generator[None]:
-    """Show the package's DEBUG log on stderr: endpoints, statuses and times; no key, URL or member code."""
-    logger = logging.getLogger("sampling_async")
-    handler, level = logging.StreamHandler(sys.stderr), logger.level
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def somebody_is_there() -> bool:
