@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from attrs import field
 
@@ -50,7 +51,7 @@ def _cleaned(private: tuple[str, ...], content: bytes) -> str:
     lowered = text.lower()
     is_plain = text.isascii() and len(text) <= _LONGEST and text.isprintable() and _ESCAPING.isdisjoint(text)
     if not is_plain or any(secret.lower() in lowered for secret in private):
-        text = without(private, text)
+        text = without(private, unquote(text))
     if "://" in text:
         return _HIDDEN
     return text.encode("ascii", "replace").decode()
