@@ -43,7 +43,7 @@ async def test_each_attempt_is_a_line_with_what_a_support_case_needs(log, capsys
         "get_settings: at most 4 requests at once, 8 before: the service is overloaded",
         "GET get_settings: 503 after 0.000 s, attempt 1, 0 quota IDs, unknown, request ID req-1",
         "get_settings: held for 2.000 s, as the service requests",
-        "get_settings: attempt 1 is repeated in 2.000 s",
+        "get_settings: attempt 1 is repeated in 2.200 s",
         "GET get_settings: 200 after 0.000 s, attempt 2, 0 quota IDs, answered, request ID req-2",
     ]
 
