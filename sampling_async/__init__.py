@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from sampling_async._calls.reports import AttemptReport, CallReport
     from sampling_async._client import SamplingClient
     from sampling_async._journal.journal import Journal
+    from sampling_async._profiles.record import PanelProfile
     from sampling_async._telemetry.otel import Telemetry
     from sampling_async._watch.changes import Change, ChangeKind
     from sampling_async._watch.reader import QuotaChanges
@@ -96,6 +97,7 @@ __all__ = [
     "OutcomeStatus",
     "OutcomeStream",
     "PagingError",
+    "PanelProfile",
     "PartnerSettings",
     "Percentiles",
     "Price",
@@ -141,6 +143,7 @@ _OF_CLIENT: Final = {
     "Goal": "_bulk.options",
     "Journal": "_journal.journal",
     "OutcomeStream": "_bulk.stream",
+    "PanelProfile": "_profiles.record",
     "Progress": "_bulk.stream",
     "QuotaChanges": "_watch.reader",
     "QuotaWatch": "_watch.watch",

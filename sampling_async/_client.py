@@ -38,6 +38,7 @@ from sampling_async._contract.panel_name import panel_name_of
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.fast import warm_up
+from sampling_async._log import follow_environment
 from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.loops import loop_clock
 from sampling_async._pacing.outage import Away, Outage
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from sampling_async._contract.settings import PartnerSettings
     from sampling_async._journal.journal import Journal
     from sampling_async._pacing.sketch import Percentiles
+    from sampling_async._profiles.record import PanelProfile
     from sampling_async._protocol.results import BulkInviteResult
     from sampling_async._telemetry.otel import Telemetry
     from sampling_async._watch.watch import QuotaWatch
@@ -192,6 +194,7 @@ class SamplingClient:
         self._telemetry = _telemetry_of(telemetry)
         self._on_attempt, self._on_outcome = on_attempt, on_outcome
         warm_up()
+        follow_environment()
         self._make_parts(max_concurrency)
 
     def _make_parts(self, max_concurrency: int) -> None:
@@ -243,7 +246,7 @@ class SamplingClient:
         return Hooks(self._on_attempt, self._on_outcome, spans, self._name)
 
     @classmethod
-    def from_env(cls, *, profile: str | None = None, **overrides: Any) -> Self:
+    def from_env(cls, *, profile: str | PanelProfile | None = None, **overrides: Any) -> Self:
         """Make a client from SAMPLING_BASE_URL, SAMPLING_PANEL_GUID and SAMPLING_API_KEY, or from a profile.
 
         Three more variables are optional: SAMPLING_PROXY is the `proxy`; SAMPLING_CA_FILE is a PEM file of the
@@ -252,8 +255,8 @@ class SamplingClient:
         are ignored if `ssl_context` is given.
 
         Args:
-            profile: The name of a panel in the file of profiles: it gives address, panel and key, and more.
-                Default: SAMPLING_PROFILE. With an empty name, no profile is used.
+            profile: The name of a panel in the file of profiles, or a `PanelProfile`. It gives address, panel
+                and key, and more. Default: SAMPLING_PROFILE. With an empty name, no profile is used.
             overrides: Arguments of the constructor, `base_url` included. They replace the environment's values.
 
         Raises:
@@ -265,7 +268,7 @@ class SamplingClient:
         for name in ("api_key", "proxy"):
             if overrides.get(name):
                 overrides[name] = Secret.of(overrides[name])
-        from sampling_async._profiles import completed, proxy_setting, setting  # noqa: PLC0415  as for watches
+        from sampling_async._profiles.file import completed, proxy_setting, setting  # noqa: PLC0415  as for watches
 
         panel = completed(profile, overrides)
         names = {name: f"SAMPLING_{name.upper()}" for name in ("base_url", "panel_guid", "api_key")}

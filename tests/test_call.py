@@ -284,8 +284,8 @@ async def test_the_log_names_endpoints(caplog):
     assert (first.endpoint, first.ended, first.seconds) == ("generate_invite", "TransportError", 0.0)
     assert (first.attempt, first.quota_ids) == (1, 1)
     assert [record.getMessage() for record in records] == [
-        "GET generate_invite: TransportError after 0.000 s, attempt 1, 1 quota IDs",
-        "GET generate_invite: 200 after 0.000 s, attempt 2, 1 quota IDs",
+        "GET generate_invite: TransportError after 0.000 s, attempt 1, 1 quota IDs, unknown, request ID -",
+        "GET generate_invite: 200 after 0.000 s, attempt 2, 1 quota IDs, answered, request ID -",
     ]
 
 

@@ -154,9 +154,13 @@ def test_a_bulk_invite_has_1_to_100_ids():
 
 
 def test_a_call_knows_the_texts_that_no_message_may_repeat():
-    assert protocol.bulk_invite(PANEL, "m/1", (5,)).private == ("m/1", "m%2F1")
-    assert protocol.recontact_members(PANEL, 5, max_results=None, after="m/1").private == ("m/1", "m%2F1")
-    assert protocol.recontact_members(PANEL, 5, max_results=None, after=None).private == ()
+    assert protocol.bulk_invite(PANEL, "m/1", (5,)).private == (PANEL, "m/1", "m%2F1")
+    assert protocol.recontact_members(PANEL, 5, max_results=None, after="m/1").private == (
+        PANEL,
+        "m/1",
+        "m%2F1",
+    )
+    assert protocol.recontact_members(PANEL, 5, max_results=None, after=None).private == (PANEL,)
 
 
 def test_any_object_with_an_index_is_a_quota_id():

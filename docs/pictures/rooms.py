@@ -10,7 +10,7 @@ LEFT, RIGHT = 16, 249
 TOOLS = ("campaign", "matching", "notifications", "simulator", "_cli")
 PACKAGES = (
     # package, what it does, x, y, width
-    ("_client  _profiles  _snapshot", "the promise to the user", LEFT, 128, WIDE),
+    ("_client  _profiles  _log  _snapshot", "the promise to the user", LEFT, 128, WIDE),
     ("_bulk", "chunks in, outcomes out", LEFT, 212, HALF),
     ("_watch  _telemetry", "the inventory; spans, metrics", RIGHT, 212, HALF),
     ("_journal", "sent and answered, on disk", LEFT, 296, HALF),

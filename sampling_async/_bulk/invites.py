@@ -24,11 +24,12 @@ from sampling_async._contract.errors import (
     is_test_failure,
 )
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
+from sampling_async._contract.headers import no_headers
 from sampling_async._contract.records import ResultCode
 from sampling_async._contract.statuses import UNAVAILABLE
 from sampling_async._contract.structs import replace
 from sampling_async._pacing.loops import DECODE, JOURNAL, PERMIT
-from sampling_async._protocol.requests import Chunk, bulk_invite, cut
+from sampling_async._protocol.requests import Chunk, bulk_invite, cut, private_texts
 from sampling_async._protocol.results import Listed
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sampling_async._bulk.job import EarlierOutcomes, Job
     from sampling_async._calls.call import Caller
     from sampling_async._calls.reports import CallTrack, Hooks
+    from sampling_async._contract.headers import HeaderReader
     from sampling_async._journal.run import Recorder, Replay
     from sampling_async._pacing.gate import Permit
     from sampling_async._protocol.bulk_reply import BulkReply
@@ -172,6 +174,13 @@ class Inviter:
             # Last: nothing that is done for those who watch may keep the record open.
             if self._caller.hooks is not None:
                 self._caller.hooks.fan_out_ended(self._span, *reached())
+
+    def headers_of(self, job: Job) -> HeaderReader:
+        """Return what reads the headers of the latest response to a job."""
+        if job.track is None:
+            return no_headers
+        private = private_texts(self._panel_guid, job.chunk.member_code)
+        return self._caller.attempts.headers_of(private, job.track)
 
     def raise_test_failure(self) -> None:
         """Raise what a mock has raised to fail a test, once. Called when each ID has its outcome."""
@@ -396,6 +405,7 @@ class Inviter:
         for error in errors:
             error.attempts = track.attempts
             error.elapsed = self._caller.clock() - started
+            self._caller.note_headers(error, call, track)
         return Answered(chunk, _reply_to_resent(answer) if track.ambiguous else answer)
 
     def _stop(self, error: SamplingError) -> None:

@@ -63,12 +63,12 @@ class Job:
         "_is_delivered",
         "_known",
         "_part",
-        "_track",
         "answered",
         "chunk",
         "repetition",
         "taken",
         "timeline",
+        "track",
     )
 
     def __init__(
@@ -81,7 +81,7 @@ class Job:
         self.taken = 0  # how many of its outcomes the user has received
         self._known: tuple[Answered, ...] = ()
         self._part: Chunk | None = None
-        self._track: CallTrack | None = None  # of that part
+        self.track: CallTrack | None = None  # of that part
         self._is_delivered = False
         self.timeline: Timeline | None = None  # of its request, if it needs one
         # Both of the parts before the latest one.
@@ -105,22 +105,22 @@ class Job:
             fan_out=fan_out,
         )
         # One assignment: if a signal handler raises, part and track still belong together.
-        self._part, self._track = part, track
+        self._part, self.track = part, track
         return track
 
     @property
     def is_begun(self) -> bool:
         """Whether a request was made for it."""
-        return self._track is not None
+        return self.track is not None
 
     @property
     def attempts(self) -> int:
-        return self._attempts + (0 if self._track is None else self._track.attempts)
+        return self._attempts + (0 if self.track is None else self.track.attempts)
 
     @property
     def ended(self) -> tuple[Ended, ...]:
         """The latest attempts of all parts that have ended, if anybody watches the client."""
-        ended = self._ended if self._track is None else self._ended + self._track.ended
+        ended = self._ended if self.track is None else self._ended + self.track.ended
         return ended[-MOST_ATTEMPTS:]
 
     def note(self, answered: Answered) -> None:
@@ -134,7 +134,7 @@ class Job:
             return Answered.of(self.chunk, Listed(self.repetition.outcomes()))
         known = self._known
         # One read of both: they belong together.
-        part, track = self._part, self._track
+        part, track = self._part, self.track
         if part is not None and track is not None and all(each.chunk is not part for each in known):
             # First, because what is known replaces it: a part that was refused and cut is not in flight.
             known = (interrupted(part, track.delivery), *known)
@@ -144,8 +144,8 @@ class Job:
         """Yield the outcomes that the user has not received. From now on nothing of this job is sent."""
         # Set before the account is taken: a send that begins later is refused, so the outcomes stay true.
         self._is_delivered = True
-        if self._track is not None:
-            self._track.outcomes_delivered = True
+        if self.track is not None:
+            self.track.outcomes_delivered = True
         outcomes = self.account().outcomes()
         # Skip the outcomes that the user has.
         for _ in zip(range(self.taken), outcomes, strict=False):

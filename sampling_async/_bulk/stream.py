@@ -235,7 +235,8 @@ class OutcomeStream:
         )
         if last is not None and last.timeline is not None:
             timing = self._timing(last, last.timeline)
-            explain(result, evolve(timing, decode=timing.decode + self._began - began))
+            timing = evolve(timing, decode=timing.decode + self._began - began)
+            explain(result, timing, self._inviter.headers_of(last))
         return result
 
     def _timing(self, last: Job, timeline: Timeline) -> Timing:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 
+from sampling_async._calls.reports import delivery_of_attempt
 from sampling_async._calls.retry import (
     is_refused_for_load,
     may_concern_one_endpoint,
@@ -22,12 +23,14 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import Reply
+from sampling_async._contract.headers import request_id_of
 from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._contract.statuses import OK
 from sampling_async._pacing.loops import CONNECT, DECODE
 from sampling_async._pacing.outage import Away
 from sampling_async._pacing.sketch import Sketch
 from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.headers import ReceivedHeaders
 from sampling_async._protocol.refusals import disguised_refusal, refusal
 from sampling_async._wire.track import Track
 
@@ -216,7 +219,10 @@ class Attempts:
         self._feedback.failed += isinstance(error or answer, SamplingError)
         self._log(call, track, seconds, error or answer)
         if self._hooks is not None:
-            self._hooks.attempt_ended(call, track, answer, error, seconds=seconds, before=before)
+            headers = self.headers_of(call.private, track)
+            self._hooks.attempt_ended(
+                call, track, answer, error, seconds=seconds, before=before, headers=headers
+            )
 
     async def _answer(
         self, call: Call[T], permit: Permit, track: CallTrack, read: BodyReader | None
@@ -265,6 +271,10 @@ class Attempts:
             return None
         return Away(error.retry_after or 0.0, not may_concern_one_endpoint(error))
 
+    def headers_of(self, private: tuple[str, ...], track: Track) -> ReceivedHeaders:
+        """Return the headers of the latest response to a call, not to repeat the texts in `private`."""
+        return ReceivedHeaders(track.raw_headers, private, self._session.private)
+
     def _secrets_of(self, call: Call[Any]) -> tuple[str, ...]:
         return *call.private, *self._session.private()
 
@@ -273,19 +283,27 @@ class Attempts:
         if not logger.isEnabledFor(logging.DEBUG):
             return
         ended = str(answer.status) if isinstance(answer, Reply | ServiceError) else type(answer).__name__
+        headers = self.headers_of(call.private, track)()
+        request_id = request_id_of(headers)
+        delivery = delivery_of_attempt(track, answer)
         self._logger.debug(
-            "%s %s: %s after %.3f s, attempt %d, %d quota IDs",
+            "%s %s: %s after %.3f s, attempt %d, %d quota IDs, %s, request ID %s",
             call.method,
             call.endpoint,
             ended,
             seconds,
             track.attempts,
             call.quota_ids,
+            delivery,
+            request_id or "-",
             extra={
                 "endpoint": call.endpoint,
                 "ended": ended,
                 "seconds": seconds,
                 "attempt": track.attempts,
                 "quota_ids": call.quota_ids,
+                "delivery": delivery,
+                "request_id": request_id,
+                "headers": headers,
             },
         )

@@ -29,6 +29,7 @@ from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.statuses import TOO_MANY
 from sampling_async._contract.timing import explain
 from sampling_async._pacing.loops import BACKOFF, HOLD, PERMIT, Timeline
+from sampling_async._pacing.outage import logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -162,7 +163,7 @@ class Caller:
             raise
         finally:
             permit.release()
-        explain(answer, self.ended(call, track))
+        explain(answer, self.ended(call, track), self.attempts.headers_of(call.private, track))
         return answer
 
     def timeline(self, endpoint: Endpoint) -> Timeline:
@@ -182,6 +183,7 @@ class Caller:
         timing = track.timeline.timing(track.attempts)  # also ends the stage that was cut off
         if isinstance(error, SamplingError):
             error.timing = timing
+            self.note_headers(error, call, track)
         self._report(call, track, error)
         return timing
 
@@ -255,10 +257,12 @@ class Caller:
                 wait = self._in_time(self.policy.backoff(failures, self._random), call, permit, answer)
                 if wait is None or not self.budget.spend():
                     break
+            logger.debug("%s: attempt %d is repeated in %.3f s", call.endpoint, track.attempts, wait)
             track.timeline.enter(BACKOFF)
             with self._session.until_closed():
                 await self._sleep(wait)
             track.timeline.enter(PERMIT)
+        logger.debug("%s: not repeated after attempt %d", call.endpoint, track.attempts)
         answer.timing = track.timeline.timing(track.attempts)
         answer.delivery = _delivery_of_all(call, answer, ambiguous=track.ambiguous)
         try:
@@ -342,6 +346,7 @@ class Caller:
             exc.endpoint = call.endpoint
             exc.attempts = track.attempts
             exc.elapsed = self.clock() - started
+            self.note_headers(exc, call, track)
             # The request was sent, and its own response is still unknown.
             track.ambiguous = True
             self._session.close_idle()
@@ -385,16 +390,23 @@ class Caller:
         late.retry_after = permit.held_for or None
         return late
 
+    def note_headers(self, error: SamplingError, call: Call[Any], track: CallTrack) -> None:
+        """Note on an error which response was the last, for support cases."""
+        if track.raw_headers is not None and not error.headers:
+            error.headers = self.attempts.headers_of(call.private, track)()
+
     def _note(self, error: SamplingError, call: Call[Any], track: CallTrack, started: float) -> None:
         """Add the call's state so far to an error, and apply the hold that the service requests."""
         error.endpoint = call.endpoint
         error.attempts = track.attempts
         error.elapsed = self.clock() - started
+        self.note_headers(error, call, track)
         track.ambiguous = track.ambiguous or may_have_worked(error)
         track.sent = False
         if isinstance(error, ServiceError) and error.retry_after and error.retry_after <= MAX_RETRY_AFTER:
             # The service counts requests by key, so a 429 concerns all calls. Other statuses concern the
             # endpoint.
+            logger.debug("%s: held for %.3f s, as the service requests", call.endpoint, error.retry_after)
             self._gate.hold(error.retry_after, None if error.status == TOO_MANY else call.endpoint)
         # A regular rejection comes from a healthy service, so it counts as a success for the retry budget.
         if isinstance(error, BadRequestError) and not may_have_worked(error):

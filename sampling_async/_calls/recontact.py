@@ -9,7 +9,7 @@ from attrs import evolve
 
 from sampling_async._contract.checks import whole_number
 from sampling_async._contract.errors import PagingError
-from sampling_async._contract.timing import explain
+from sampling_async._contract.timing import explain_like
 from sampling_async._pacing.background import ReadAhead
 from sampling_async._protocol.requests import cursor_of, quota_id_of, recontact_members
 
@@ -60,8 +60,8 @@ class PageReader:
         except PagingError as exc:
             exc.attempts = track.attempts
             raise
-        if page.timing is not None:  # `rest` may be another object, without codes that the user has
-            explain(rest[0], page.timing)
+        # `rest` may be another object, without codes that the user has.
+        explain_like(rest[0], page)
         return rest[0]
 
 

@@ -14,6 +14,7 @@ from anyio import get_cancelled_exc_class
 from attrs import define, field, frozen
 
 from sampling_async._contract.errors import Delivery, Endpoint, InvalidRequestError, SamplingError, ServiceError
+from sampling_async._contract.headers import HasHeaders, HeaderReader, Headers, no_headers
 from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._contract.timing import STAGES, Timing
 from sampling_async._wire.track import Track
@@ -47,7 +48,7 @@ class CallTrack(Track):
 
 
 @frozen(kw_only=True)
-class AttemptReport:
+class AttemptReport(HasHeaders):
     """One attempt that has ended, for `on_attempt`.
 
     Attributes:
@@ -60,6 +61,7 @@ class AttemptReport:
         delivery: Whether the attempt reached the service; `answered` after a response.
         began: Seconds from the beginning of the call to the beginning of the attempt.
         timing: Where the time went: `connect`, `send`, `first_byte` and `body`.
+        headers: Headers of the response for support cases, see `SamplingError.headers`; empty if none came.
     """
 
     endpoint: Endpoint
@@ -70,6 +72,7 @@ class AttemptReport:
     delivery: Delivery
     began: float
     timing: Timing
+    headers: Headers = field(factory=dict[str, str])
 
 
 @frozen(kw_only=True)
@@ -107,6 +110,7 @@ class Ended:
     after: Sequence[float]  # the same when it ended
     error: str | None = None  # the name of the failure
     delivery: Delivery = "answered"
+    headers: HeaderReader = no_headers
 
     def report(self, endpoint: Endpoint) -> AttemptReport:
         spent = (then - now for now, then in zip(self.before, self.after, strict=True))
@@ -119,6 +123,7 @@ class Ended:
             delivery=self.delivery,
             began=sum(self.before),
             timing=Timing(**dict(zip(STAGES, spent, strict=True)), attempts=1),
+            headers=self.headers(),
         )
 
 
@@ -194,6 +199,7 @@ class Hooks:
         *,
         seconds: float,
         before: Sequence[float],
+        headers: HeaderReader,
     ) -> None:
         """Report an attempt, and note it for the report of its call.
 
@@ -205,9 +211,16 @@ class Hooks:
             self._notify("telemetry", self._spans.attempt_ended, *attempt)
         if not track.is_explained:
             return
-        ended = Ended(track.attempts, call.quota_ids, status, before, tuple(track.timeline.seconds), name)
-        if error is not None:
-            ended.delivery = error.delivery if isinstance(error, SamplingError) else track.delivery
+        ended = Ended(
+            track.attempts,
+            call.quota_ids,
+            status,
+            before,
+            tuple(track.timeline.seconds),
+            name,
+            delivery_of_attempt(track, error),
+            headers,
+        )
         track.ended = (*track.ended[1 - MOST_ATTEMPTS :], ended)
         if self._on_attempt is not None:
             self._notify("on_attempt", self._on_attempt, ended.report(call.endpoint))
@@ -260,6 +273,13 @@ class Hooks:
     def fan_out_ended(self, fan_out: object, taken: int, answered: int) -> None:
         if self._spans is not None:
             self._notify("telemetry", self._spans.fan_out_ended, fan_out, taken, answered)
+
+
+def delivery_of_attempt(track: Track, ended: object) -> Delivery:
+    """Return whether an attempt reached the service, by the error with which it ended, if it did."""
+    if isinstance(ended, SamplingError):
+        return ended.delivery
+    return track.delivery if isinstance(ended, BaseException) else "answered"
 
 
 def _status_of(answer: Reply | SamplingError | None) -> int | None:

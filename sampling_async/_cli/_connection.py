@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import errno
 import getpass
-import logging
 import os
 import sys
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import anyio
 import typer
-from attrs import frozen
+from attrs import evolve, frozen
 
 from sampling_async import (
     InvalidRequestError,
@@ -26,16 +25,19 @@ from sampling_async import (
 from sampling_async._cli._options import given
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
-from sampling_async._profiles import CHOSEN, chosen_profile, read_profiles, setting
+from sampling_async._log import log_on_stderr
+from sampling_async._profiles.file import chosen_profile, read_profiles, setting
+from sampling_async._profiles.record import CHOSEN
 from sampling_async._wire.trust import context_of_files
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable
 
-    from sampling_async._profiles import Profile
+    from sampling_async._profiles.record import PanelProfile
 
 T = TypeVar("T")
+P = TypeVar("P", Timeouts, RetryPolicy, OutagePolicy)
 
 KEY_VARIABLE: Final = "SAMPLING_API_KEY"
 _PROXY_VARIABLE: Final = "SAMPLING_PROXY"
@@ -69,10 +71,12 @@ class ServiceOptions:
     timeout: float | None = _option(
         "SECONDS", "Seconds to wait for a response. Default: depends on the endpoint.", min=0.001
     )
-    attempts: int = _option(
-        "N", "The maximum of attempts of a call, where repeating is safe.", default=3, min=1
+    attempts: int | None = _option(
+        "N", "The maximum of attempts of a call, where repeating is safe. Default: 3.", min=1
     )
-    patience: float = _option("SECONDS", "Seconds to wait for a service that is away.", default=600.0, min=0.0)
+    patience: float | None = _option(
+        "SECONDS", "Seconds to wait for a service that is away. Default: 600.", min=0.0
+    )
     allow_http: bool = _option(
         "", "Allow plain http, which sends the key unencrypted.", "--allow-http", default=False
     )
@@ -95,7 +99,7 @@ class ServiceOptions:
             async with self._client(known) as client:
                 return await work(client)
 
-        with attempts_logged() if self.debug else nullcontext():
+        with log_on_stderr() if self.debug else nullcontext():
             return anyio.run(run)
 
     def ready(self) -> str:
@@ -103,7 +107,7 @@ class ServiceOptions:
         self.whereto()
         return self._key()
 
-    def panel_of_profile(self) -> Profile | None:
+    def panel_of_profile(self) -> PanelProfile | None:
         return chosen_profile(self.profile or "")
 
     def whereto(self) -> tuple[str, str]:
@@ -129,25 +133,25 @@ class ServiceOptions:
             panel_guid=panel_guid,
             api_key=key,
             max_concurrency=self.max_concurrency or (profile and profile.max_concurrency) or _MAX_CONCURRENCY,
-            timeouts=Timeouts(read=self.timeout),
-            retry=RetryPolicy(max_attempts=self.attempts),
-            outage=OutagePolicy(patience=self.patience),
+            timeouts=_changed((profile and profile.timeouts) or Timeouts(), read=self.timeout),
+            retry=_changed((profile and profile.retry) or RetryPolicy(), max_attempts=self.attempts),
+            outage=_changed((profile and profile.outage) or OutagePolicy(), patience=self.patience),
             allow_http=self.may_be_http(profile),
             proxy=self.proxy_address(profile),
             ssl_context=self.tls_context(profile),
             idle_seconds=_IDLE_SECONDS if idle is None else idle,
         )
 
-    def may_be_http(self, profile: Profile | None) -> bool:
+    def may_be_http(self, profile: PanelProfile | None) -> bool:
         return self.allow_http or (profile is not None and profile.allow_http)
 
-    def tls_context(self, profile: Profile | None) -> ssl.SSLContext | None:
+    def tls_context(self, profile: PanelProfile | None) -> ssl.SSLContext | None:
         """Return the TLS settings, or None for the default."""
         return context_of_files(
             self.ca_file or setting(profile, "ca_file"), self.client_cert or setting(profile, "client_cert")
         )
 
-    def proxy_address(self, profile: Profile | None) -> str | None:
+    def proxy_address(self, profile: PanelProfile | None) -> str | None:
         """Return the proxy, which may hold a password, or None."""
         # A user and password are secrets, as the key is, so they are never arguments either.
         if "@" in (self.proxy or ""):
@@ -167,7 +171,7 @@ class ServiceOptions:
         return key
 
     @staticmethod
-    def known_key(profile: Profile | None) -> str:
+    def known_key(profile: PanelProfile | None) -> str:
         """Return the key from the environment or the keyring; "" if it is not there."""
         if profile is None:
             return os.environ.get(KEY_VARIABLE, "").strip()
@@ -175,7 +179,13 @@ class ServiceOptions:
         return "" if found is None else found.reveal()
 
 
-def asked_key(profile: Profile | None) -> str:
+def _changed(policy: P, **options: object) -> P:
+    """Return a policy with the options that were given."""
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return evolve(policy, **changes)
+
+
+def asked_key(profile: PanelProfile | None) -> str:
     """Ask a person for the key, without an echo; return "" if there is nobody, or no answer."""
     if not somebody_is_there():
         return ""
@@ -228,21 +238,6 @@ def silence_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
-
-
-@contextmanager
-def attempts_logged() -> Generator[None]:
-    """Show the package's DEBUG log on stderr: endpoints, statuses and times; no key, URL or member code."""
-    logger = logging.getLogger("sampling_async")
-    handler, level = logging.StreamHandler(sys.stderr), logger.level
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def somebody_is_there() -> bool:

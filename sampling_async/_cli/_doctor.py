@@ -46,7 +46,7 @@ from sampling_async._wire.track import Track
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from sampling_async._profiles import Profile
+    from sampling_async._profiles.record import PanelProfile
 
 CHECKS: Final = "Address", "DNS", "Proxy", "TLS", "Service", "Clock", "Key", "Panel", "Settings", "Latency"
 """The names of all checks, in the order in which they are made."""
@@ -123,7 +123,7 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
 
 def _examine(
     service: ServiceOptions,
-    profile: Profile | None,
+    profile: PanelProfile | None,
     key: str,
     expected: Mapping[str, str] | None,
     report: Callable[[Finding], object],

@@ -126,6 +126,14 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async outcomes --store notifications.db \\\n  --overdue 24",
         "sampling-async outcomes --store notifications.db \\\n  --output outcomes.parquet",
     ),
+    "profile add": (
+        "sampling-async profile add us",
+        (
+            "sampling-async profile add us \\\n"
+            "  --base-url https://sampling.example \\\n"
+            "  --panel 6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
+        ),
+    ),
     "profile list": ("sampling-async profile list", "sampling-async profile list | jq -r .Profile"),
     "profile show": ("sampling-async profile show us",),
     "profile set-key": (

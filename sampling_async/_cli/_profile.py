@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated, Any, Final
 
 import typer
+from attrs import fields
 
-from sampling_async import InvalidRequestError
+from sampling_async import InvalidRequestError, OutagePolicy, RetryPolicy, Timeouts
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import asked_key, fail, names_of_profiles, somebody_is_there
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import AsJSON, argument, takes
+from sampling_async._cli._options import AsJSON, argument, flag, option, takes
+from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import INCOMPLETE
-from sampling_async._profiles import CHOSEN, Profile, profiles_file, read_profile, read_profiles
+from sampling_async._profiles.file import BEGIN, add_profile, profiles_file, read_profile, read_profiles
+from sampling_async._profiles.record import CHOSEN, PanelProfile
 from sampling_async._wire.address import Secret, guid_of
 
 app: Final = typer.Typer(
@@ -32,18 +36,30 @@ Name = Annotated[str, argument("NAME", "A profile.", autocompletion=names_of_pro
 
 @app.command("list", cls=Command)
 def list_profiles(*, as_json: AsJSON = False) -> None:
-    """List the profiles of the file, and where each one's key is."""
+    """List the profiles of the file, where each one's key is, and what is wrong in one."""
     profiles = read_profiles()
+    if not profiles:
+        show.note(f"{profiles_file()} has no profiles; {BEGIN}")
     if show.as_lines(as_json):
-        for profile in profiles.values():
-            show.emit_json(_row(profile))
+        for name, profile in profiles.items():
+            if isinstance(profile, InvalidRequestError):
+                show.emit_json({"Profile": name, "Error": str(profile)})
+            else:
+                show.emit_json(_row(profile))
         return
-    table = show.new_table("Profile", "Service", "Key", "")
+    table, wrong = show.new_table("Profile", "Service", "Key", ""), list[str]()
     for name, profile in profiles.items():
         chosen = "chosen" if name == os.environ.get(CHOSEN) else ""
-        table.add_row(show.plain(name), show.plain(profile.base_url), show.plain(_state(profile)), chosen)
+        service, key = "cannot be used, see below", ""
+        if isinstance(profile, InvalidRequestError):
+            wrong.append(str(profile))
+        else:
+            service, key = profile.base_url, _state(profile)
+        table.add_row(show.plain(name), show.plain(service), show.plain(key), chosen)
     screen = show.screen()
     screen.print(table, "")
+    for reason in wrong:
+        screen.print(show.plain(reason), "", soft_wrap=True)
     screen.print(show.plain(f"These profiles are in {profiles_file()}", "dim"), soft_wrap=True)
 
 
@@ -56,6 +72,58 @@ def show_profile(name: Name, *, as_json: AsJSON = False) -> None:
     else:
         rows = {label: value for label, value in _row(profile).items() if value is not None}
         show.print_pairs((label, show.plain(str(value))) for label, value in rows.items())
+
+
+@app.command("add", cls=Command)
+@takes(quietable=True)
+def add(
+    name: Annotated[str, argument("NAME", "The name of the new profile, such as us.")],
+    *,
+    base_url: Annotated[str | None, option("URL", "The address of the service.")] = None,
+    panel: Annotated[str | None, option("GUID", "The PanelGUID.")] = None,
+    key_variable: Annotated[
+        str | None,
+        option("VARIABLE", "The environment variable that has the key. Default: SAMPLING_API_KEY_ and NAME."),
+    ] = None,
+    keyring: Annotated[bool, flag("The key is in the keyring of the system.", "--keyring")] = False,
+    allow_http: Annotated[
+        bool, flag("Allow plain http, which sends the key unencrypted.", "--allow-http")
+    ] = False,
+) -> None:
+    """Add a profile to the file, and make the file if there is none.
+
+    On a terminal you are asked for what you do not give. The key itself is
+    never in the file. What stands there stays as it is.
+    """
+    if keyring and key_variable is not None:
+        raise InvalidRequestError("give one of --keyring and --key-variable, because the key is in one place")
+    usual = f"SAMPLING_API_KEY_{re.sub(r'[^A-Z0-9]', '_', name.upper())}"
+    profile = PanelProfile(
+        name=name,
+        base_url=_asked(base_url, "--base-url", "Address of the service"),
+        panel_guid=_asked(panel, "--panel", "PanelGUID"),
+        api_key_variable=None
+        if keyring
+        else _asked(key_variable, "--key-variable", "Environment variable with the key", usual),
+        keyring=keyring,
+        allow_http=allow_http,
+    )
+    path = add_profile(profile)
+    way = f"sampling-async profile set-key {name}" if keyring else f"export {profile.api_key_variable}=..."
+    show.note(f"Profile {name} is in {path}. Next: {way}, then sampling-async doctor --profile {name}")
+
+
+def _asked(given: str | None, option: str, question: str, default: str | None = None) -> str:
+    """Return a value that was given, or ask a person for it; without one, the default."""
+    if given is not None:
+        return given
+    if somebody_is_there():
+        release_signals()  # so that Ctrl-C works
+        answer: str = typer.prompt(question, default=default, err=True)
+        return answer.strip()
+    if default is None:
+        raise InvalidRequestError(f"give {option}; without a terminal, nobody can be asked")
+    return default
 
 
 @app.command("set-key", cls=Command)
@@ -81,22 +149,22 @@ def forget_key(name: Name) -> None:
     show.note(f"The keyring has no key of {profile.account} any more")
 
 
-def _with_keyring(name: str) -> Profile:
+def _with_keyring(name: str) -> PanelProfile:
     """Return a profile whose key is in the keyring."""
     profile = read_profile(name)
     if not profile.keyring:
         raise InvalidRequestError(
-            f"{profile.path}: the key of [{name}] is in the {profile.source_of_key}; write keyring = true "
+            f"{profiles_file()}: the key of [{name}] is in the {profile.source_of_key}; write keyring = true "
             "there in place of api_key_variable"
         )
     return profile
 
 
-def _row(profile: Profile) -> dict[str, Any]:
+def _row(profile: PanelProfile) -> dict[str, Any]:
     """Return a profile for people and for JSON. The Guid is not secret: the file has it too."""
     return {
         "Profile": profile.name,
-        "File": str(profile.path),
+        "File": str(profiles_file()),
         "BaseURL": profile.base_url,
         "PanelGUID": profile.panel_guid,
         "Key": _state(profile),
@@ -104,10 +172,25 @@ def _row(profile: Profile) -> dict[str, Any]:
         "CAFile": profile.ca_file,
         **show.fields_of(profile, "client_cert max_concurrency idle_seconds"),
         "AllowHTTP": profile.allow_http,
+        "Timeouts": _given(profile.timeouts),
+        "Retry": _given(profile.retry),
+        "Outage": _given(profile.outage),
     }
 
 
-def _state(profile: Profile) -> str:
+def _given(policy: Timeouts | RetryPolicy | OutagePolicy | None) -> dict[str, Any] | None:
+    """Return what a table of the profile sets, without the values that are defaults."""
+    if policy is None:
+        return None
+    default = type(policy)()
+    names = [
+        each.name for each in fields(type(policy)) if getattr(policy, each.name) != getattr(default, each.name)
+    ]
+    values = {name: getattr(policy, name) for name in names}
+    return {name: sorted(each) if isinstance(each, frozenset) else each for name, each in values.items()}
+
+
+def _state(profile: PanelProfile) -> str:
     """Return where the key is, and whether it is there."""
     where = profile.source_of_key
     try:

@@ -24,6 +24,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
+from sampling_async._contract.headers import HasHeaders, Headers
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -46,7 +48,7 @@ Endpoint: TypeAlias = Literal[
 E = TypeVar("E", bound="SamplingError")
 
 
-class SamplingError(Exception):
+class SamplingError(HasHeaders, Exception):
     """The base class of all errors of this package.
 
     Attributes:
@@ -58,6 +60,9 @@ class SamplingError(Exception):
         retry_after: Seconds that the service asked to wait (429, 503), or None if it did not ask.
         permanent: Whether another attempt cannot help: a refused certificate, a body beyond the limits.
         timing: Where the time of the call went, or None if there was no call.
+        headers: Headers of the last response for support cases, such as `x-request-id` and `date`, by names in
+            lower case; empty if no response came. Values are printable ASCII of at most 200 characters, without
+            the key, the panel and the member code. They are never part of the error's text.
     """
 
     endpoint: Endpoint | None
@@ -67,6 +72,7 @@ class SamplingError(Exception):
     retry_after: float | None
     permanent: bool
     timing: Timing | None
+    headers: Headers
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class SamplingError(Exception):
         self.retry_after = None
         self.permanent = permanent
         self.timing = None
+        self.headers = {}
 
     def __str__(self) -> str:
         message = super().__str__()

@@ -31,7 +31,7 @@ class Call(Generic[T]):
     read: Callable[[bytes], T] = field(repr=False)
     body: bytes | None = field(default=None, repr=False)
     quota_ids: int = 0
-    # texts that errors must not repeat: the member code, plain and encoded
+    # texts that errors must not repeat: the panel, and the member code, plain and encoded
     private: tuple[str, ...] = field(default=(), repr=False)
     # The ETag of an earlier response that the caller still has. With it, a 304 is no refusal: the service has
     # nothing newer.

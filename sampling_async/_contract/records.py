@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
 from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
-from sampling_async._contract.timing import Timed, TimedInSlot
+from sampling_async._contract.timing import CallResult, CallResultInSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -185,7 +185,7 @@ PartialKey: TypeAlias = tuple[int | None, int | None]
 _UNREADABLE: Final[PartialKey] = (None, None)
 
 
-class _Incomplete(TimedInSlot):
+class _Incomplete(CallResultInSlots):
     """An inventory that may lack surveys. What it lacks is no field: not compared, written or pickled."""
 
     __slots__ = ("_left_out", "_left_out_ids")
@@ -229,7 +229,7 @@ class Quotas(_Incomplete):
 
 
 @seen_by_attrs(hides="url")
-class Invite(Timed, FrozenStruct, frozen=True, gc=False, omit_defaults=True, rename=wire_name):
+class Invite(CallResult, FrozenStruct, frozen=True, gc=False, omit_defaults=True, rename=wire_name):
     """An invite of one member to one quota ("Invite object").
 
     The price, LOI (minutes) and IR (percent) are those of the moment when the invite was made. They replace the
@@ -271,7 +271,7 @@ InviteOfCall.__qualname__ = Invite.__qualname__  # in its repr
 
 
 @frozen
-class RecontactMembers(TimedInSlot):
+class RecontactMembers(CallResultInSlots):
     """One page of the members to invite again for a recontact quota ("Recontact members response").
 
     `max_results` may repeat the requested number, so count `member_codes` instead. The repr hides the codes.

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import REFERENCE_DATA_KEY, Setting, folded
-from sampling_async._contract.timing import TimedInSlot
+from sampling_async._contract.timing import CallResultInSlots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ class MemberURL(str):
         return self.replace("[pid]", quote(pid, safe=""))
 
 
-class PartnerSettings(TimedInSlot, Sequence[Setting]):
+class PartnerSettings(CallResultInSlots, Sequence[Setting]):
     """The settings of a partner panel ("Setting object"): a sequence in the service's order.
 
     Names are compared without case and blanks. If a name occurs twice, its first setting counts. A property is

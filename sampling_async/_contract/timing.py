@@ -6,6 +6,8 @@ from typing import Final
 
 from attrs import field, fields, frozen
 
+from sampling_async._contract.headers import HasHeaders, HeaderReader, Headers, no_headers
+
 
 def _second() -> float:
     """Return a field for seconds, which shows microseconds: what is finer, the clock does not know."""
@@ -56,28 +58,44 @@ STAGES: Final = tuple(each.name for each in fields(Timing) if each.name != "atte
 """The names of the stages, in the order of `Timing`."""
 
 
-class Timed:
-    """A result of a call that can explain its time. This is no field: not compared, shown or pickled."""
+class CallResult(HasHeaders):
+    """What a call returned, with its time and response headers. Those are not compared and not pickled."""
 
     __slots__ = ()
 
     _timing: Timing
+    _read_headers: HeaderReader
 
     @property
     def timing(self) -> Timing | None:
         """Where the time of the call went; None if no call of this process returned the object."""
         return getattr(self, "_timing", None)
 
+    @property
+    def headers(self) -> Headers:
+        """Headers of the response for support cases, such as `x-request-id` and `date`; empty if it had none.
 
-class TimedInSlot(Timed):
-    """One with a slot for the timing. A Struct can have none: it has a `__dict__`, or no room for a timing."""
+        Names are in lower case. Values are printable ASCII of at most 200 characters, and `<hidden>` stands for
+        the key, the panel and the member code in them.
+        """
+        return getattr(self, "_read_headers", no_headers)()
 
-    __slots__ = ("_timing",)
+
+class CallResultInSlots(CallResult):
+    """One with slots for these. A Struct can have none: it has a `__dict__`, or no room for them."""
+
+    __slots__ = ("_read_headers", "_timing")
 
 
-def explain(result: object, timing: Timing) -> None:
-    """Note on a result of a call where its time went, if there is room."""
-    if isinstance(result, TimedInSlot):
+def explain_like(result: object, original: CallResult) -> None:
+    """Note on a result of a call what is known of another object of the same call."""
+    explain(result, original.timing, getattr(original, "_read_headers", no_headers))
+
+
+def explain(result: object, timing: Timing | None, headers: HeaderReader) -> None:
+    """Note on a result of a call where its time went and what its response said, if there is room."""
+    if isinstance(result, CallResultInSlots):
         object.__setattr__(result, "_timing", timing)  # records are frozen
-    elif isinstance(result, Timed) and hasattr(result, "__dict__"):
-        result.__dict__["_timing"] = timing
+        object.__setattr__(result, "_read_headers", headers)
+    elif isinstance(result, CallResult) and hasattr(result, "__dict__"):
+        result.__dict__.update(_timing=timing, _read_headers=headers)

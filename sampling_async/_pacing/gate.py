@@ -19,6 +19,7 @@ import anyio
 
 from sampling_async._pacing.limit import NEXT_TO_NOTHING, OVERLOADED
 from sampling_async._pacing.loops import OneShotEvent
+from sampling_async._pacing.outage import logger
 from sampling_async._pacing.turns import FairQueue, WorkKind
 
 if TYPE_CHECKING:
@@ -172,7 +173,15 @@ class Gate:
         """
         kind, now = permit.kind, self.clock()
         kind.reported_at = now
+        before = kind.adaptive.limit
         kind.adaptive.overloaded(permit.generation, share)
+        if kind.adaptive.limit != before:
+            logger.debug(
+                "%s: at most %d requests at once, %d before: the service is overloaded",
+                permit.lane.kind,
+                kind.adaptive.limit,
+                before,
+            )
         others = [each for each in self._kinds.values() if each is not kind]
         if not any(now - other.reported_at < _AT_ONCE for other in others):
             return

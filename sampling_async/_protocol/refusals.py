@@ -90,7 +90,7 @@ def _service_error(
         status=reply.status,
         result=result,
         result_code=code,
-        body_excerpt=without(private, _decoded(reply.body[: _EXCERPTED + 1])),
+        body_excerpt=without(private, decoded(reply.body[: _EXCERPTED + 1])),
     )
     error.retry_after = retry_after(reply)
     return error
@@ -167,7 +167,7 @@ def without(private: tuple[str, ...], text: str) -> str:
     return _printable(text)[:_EXCERPT]
 
 
-def _decoded(body: bytes) -> str:
+def decoded(body: bytes) -> str:
     """Return a body as text. A page that is not UTF-8 mostly is of an old server, and in Latin-1."""
     try:
         return body.decode()

@@ -177,7 +177,13 @@ def get_quotas(panel: str, *, include_routables: bool, strict: bool = False) -> 
     """Build Get Quotas (endpoint 1). A survey that lacks a value is refused if `strict`, or left out."""
     flag = "true" if include_routables else "false"
     target = f"{_SAMPLES}/{panel}/Quotas?includeRoutables={flag}"
-    return Call("get_quotas", "GET", target, partial(read_inventory, strict=strict))
+    return Call(
+        "get_quotas",
+        "GET",
+        target,
+        partial(read_inventory, strict=strict),
+        private=private_texts(panel, None),
+    )
 
 
 def bulk_invite(panel: str, member_code: str, quota_ids: Sequence[int]) -> Call[BulkReply]:
@@ -190,7 +196,7 @@ def bulk_invite(panel: str, member_code: str, quota_ids: Sequence[int]) -> Call[
         partial(read_bulk, member_code, quota_ids),
         body=plain_json({"QuotaIDs": quota_ids}),
         quota_ids=len(quota_ids),
-        private=(member_code, _segment(member_code)),
+        private=private_texts(panel, member_code),
     )
 
 
@@ -202,13 +208,19 @@ def generate_invite(panel: str, member_code: str, quota_id: int) -> Call[Invite]
         f"{_SAMPLES}/{panel}/{_segment(member_code)}/Invite/{quota_id}",
         partial(read_invite, quota_id),
         quota_ids=1,
-        private=(member_code, _segment(member_code)),
+        private=private_texts(panel, member_code),
     )
 
 
 def get_settings(panel: str) -> Call[PartnerSettings]:
     """Build Get Settings (endpoint 4)."""
-    return Call("get_settings", "GET", f"{_SETTINGS}?partnerGUID={panel}", partial(from_json, PartnerSettings))
+    return Call(
+        "get_settings",
+        "GET",
+        f"{_SETTINGS}?partnerGUID={panel}",
+        partial(from_json, PartnerSettings),
+        private=private_texts(panel, None),
+    )
 
 
 def recontact_members(
@@ -224,8 +236,13 @@ def recontact_members(
         "GET",
         f"{path}?{'&'.join(query)}" if query else path,
         partial(from_json, RecontactMembers),
-        private=() if after is None else (after, _segment(after)),
+        private=private_texts(panel, after),
     )
+
+
+def private_texts(panel: str, member_code: str | None) -> tuple[str, ...]:
+    """Return what no error and no header may repeat: the panel, and the member code, plain and encoded."""
+    return (panel,) if member_code is None else (panel, member_code, _segment(member_code))
 
 
 @lru_cache(maxsize=64)

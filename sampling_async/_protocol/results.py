@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.records import Invite, ResultCode
 from sampling_async._contract.structs import FrozenStruct, seen_by_attrs
-from sampling_async._contract.timing import TimedInSlot
+from sampling_async._contract.timing import CallResultInSlots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -206,7 +206,7 @@ def outcomes_from(
 _STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 
 
-class BulkInviteResult(TimedInSlot, Sequence[InviteOutcome]):
+class BulkInviteResult(CallResultInSlots, Sequence[InviteOutcome]):
     """The outcomes of a bulk invite: one for each quota ID given, in the caller's order.
 
     `len(result.invited) + len(result.rejected) + len(result.not_sent) + len(result.unknown) == len(result)`,
@@ -214,7 +214,8 @@ class BulkInviteResult(TimedInSlot, Sequence[InviteOutcome]):
     which may not be the same one.
 
     Its `timing` is that of the request that ended last, from the beginning of the bulk to the result: the other
-    requests ran in parallel and ended earlier.
+    requests ran in parallel and ended earlier. Its `headers` are those of that request's response; `on_attempt`
+    has those of each.
 
     Attributes:
         unrequested: Outcomes that the service returned for unrequested quota IDs; the latest 10,000.

@@ -304,6 +304,7 @@ class Session:
         """
         # What earlier attempts sent is in `track.ambiguous` by now.
         track.sent = False
+        track.raw_headers = None
         self.check_usable()
         track.attempts += 1
         wall = min(within, self._limits_for(call.endpoint, call.quota_ids)[1])
@@ -362,6 +363,7 @@ class Session:
     async def _exchange(self, call: Call[Any], track: Track, within: float, read: BodyReader | None) -> Reply:
         response = await self._http.send(self._request(call, track, within), stream=True)
         body = LimitedBody(response, *self._limits.of(call.endpoint))
+        track.raw_headers = response.headers if body.own is None else body.own.headers
         try:
             if response.status_code == OK or (body.is_unchanged and call.if_none_match is not None):
                 reply = await (read or _read_whole)(body)

@@ -26,6 +26,8 @@ class Track:
     enter: Callable[[int], object] = field(default=bool, repr=False)  # notes which stage begins
     # Our engine's body of the last response: it holds its connection until it is judged.
     response: Any = field(default=None, repr=False)
+    # Of the latest response, as they came: pairs of bytes, or httpx's object. None before one came.
+    raw_headers: Any = field(default=None, repr=False)
 
     def may_send(self, may_be: bool) -> None:  # noqa: FBT001
         """Record whether bytes of the running attempt may have been sent, or may be from now on."""
