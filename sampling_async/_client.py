@@ -39,13 +39,13 @@ from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.fast import warm_up
 from sampling_async._log import follow_environment
-from sampling_async._pacing.gate import Gate, Permit
+from sampling_async._pacing.gate import Gate, Permit, PermitToBegin
 from sampling_async._pacing.loops import loop_clock
 from sampling_async._pacing.outage import Away, Outage
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.turns import Lane
 from sampling_async._protocol import requests
-from sampling_async._protocol.requests import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
+from sampling_async._protocol.requests import MAX_QUOTA_IDS, Chunk, InviteRequest, member_code_of, quota_id_of
 from sampling_async._snapshot import Connections, Snapshot
 from sampling_async._wire.address import (
     Secret,
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from sampling_async._journal.journal import Journal
     from sampling_async._pacing.sketch import Percentiles
     from sampling_async._profiles.record import PanelProfile
-    from sampling_async._protocol.results import BulkInviteResult
+    from sampling_async._protocol.results import BulkInviteResult, InviteOutcome
     from sampling_async._telemetry.otel import Telemetry
     from sampling_async._watch.watch import QuotaWatch
 
@@ -211,7 +211,9 @@ class SamplingClient:
             random=random,
             name=self._name,
         )
-        self._gate = Gate(max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage)
+        self._gate = Gate(
+            max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage, name=self._name
+        )
         self._gate.kind(BULK)  # made here, because `snapshot` may look for it in another thread
         self._common = Common(
             InviteOwners(), Feedback(self._gate, self._outage), RetryBudget(self._retry_policy)
@@ -672,6 +674,20 @@ class SamplingClient:
         source = FanOutSource([request], size=options.size, size_of=options.size_of)
         async with self._stream(self._inviter(), source, options, len(request.quota_ids)) as stream:
             return await stream.result(request, began)
+
+    async def ask_at_once(
+        self, member_code: str, quota_ids: Iterable[int], *, within: float, late: float
+    ) -> tuple[InviteOutcome, ...]:
+        """Request invites for a member who waits, in one request; for other parts of this package.
+
+        It goes before all bulks, as `generate_invite` does. It is sent within so many seconds, or not at all.
+        Its response may be `late` by some seconds more.
+        """
+        request = InviteRequest(member_code, quota_ids)
+        until, lane = self._until(within), self._gate.kind(BULK).interactive
+        permit = PermitToBegin(self._gate, lane, until, until + late)
+        chunk = Chunk(request.member_code, request.quota_ids[:MAX_QUOTA_IDS])
+        return await self._inviter().ask_alone(chunk, permit, self._session.until_closed())
 
     def stream_bulk_invite(
         self,

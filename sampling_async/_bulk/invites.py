@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from anyio.lowlevel import checkpoint
 from attrs import evolve
 
-from sampling_async._bulk.job import Answered, failed
+from sampling_async._bulk.job import Answered, Job, failed
 from sampling_async._bulk.options import BULK
 from sampling_async._contract.errors import (
     BadRequestError,
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sampling_async._bulk.asked import AskedPairs
-    from sampling_async._bulk.job import EarlierOutcomes, Job
+    from sampling_async._bulk.job import EarlierOutcomes
     from sampling_async._calls.call import Caller
     from sampling_async._calls.reports import CallTrack, Hooks
     from sampling_async._contract.headers import HeaderReader
     from sampling_async._journal.run import Recorder, Replay
+    from sampling_async._pacing.blocks import Block
     from sampling_async._pacing.gate import Permit
     from sampling_async._protocol.bulk_reply import BulkReply
     from sampling_async._protocol.results import InviteOutcome
@@ -218,6 +219,20 @@ class Inviter:
         else:
             return await self._ask_on_record(job, permit, self._recorder)
         return None
+
+    async def ask_alone(self, chunk: Chunk, permit: Permit, wait: Block) -> tuple[InviteOutcome, ...]:
+        """Find the outcomes of a chunk that belongs to no stream. `wait` ends when the client is closed."""
+        job = Job(chunk)
+        await self.begin()
+        try:
+            if self.needs_permit(job):
+                with wait:
+                    await permit.acquire()
+            await self._ask(job, chunk, permit)
+        finally:
+            permit.release()
+            await self.end(lambda: (len(chunk.quota_ids), len(chunk.quota_ids)))
+        return tuple(job.account().answer.outcomes())
 
     async def _ask(self, job: Job, chunk: Chunk, permit: Permit) -> None:
         """Find the outcomes of the quota IDs of a job that are not known: of all, or of a part."""

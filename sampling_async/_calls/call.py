@@ -26,6 +26,7 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
+from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._contract.statuses import TOO_MANY
 from sampling_async._contract.timing import explain
 from sampling_async._pacing.loops import BACKOFF, HOLD, PERMIT, Timeline
@@ -137,7 +138,8 @@ class Caller:
         self._sleep = sleep
         self._random = random
         self.links, self.feedback, self.budget = common.links, common.feedback, common.budget
-        self.attempts = Attempts(session, self.feedback, hooks, policy.unprocessed, name)
+        self._log = PanelLogger(logger, name)
+        self.attempts = Attempts(session, self.feedback, hooks, policy.unprocessed, self._log)
 
     async def call(
         self,
@@ -257,12 +259,12 @@ class Caller:
                 wait = self._in_time(self.policy.backoff(failures, self._random), call, permit, answer)
                 if wait is None or not self.budget.spend():
                     break
-            logger.debug("%s: attempt %d is repeated in %.3f s", call.endpoint, track.attempts, wait)
+            self._log.debug("%s: attempt %d is repeated in %.3f s", call.endpoint, track.attempts, wait)
             track.timeline.enter(BACKOFF)
             with self._session.until_closed():
                 await self._sleep(wait)
             track.timeline.enter(PERMIT)
-        logger.debug("%s: not repeated after attempt %d", call.endpoint, track.attempts)
+        self._log.debug("%s: not repeated after attempt %d", call.endpoint, track.attempts)
         answer.timing = track.timeline.timing(track.attempts)
         answer.delivery = _delivery_of_all(call, answer, ambiguous=track.ambiguous)
         try:
@@ -406,7 +408,7 @@ class Caller:
         if isinstance(error, ServiceError) and error.retry_after and error.retry_after <= MAX_RETRY_AFTER:
             # The service counts requests by key, so a 429 concerns all calls. Other statuses concern the
             # endpoint.
-            logger.debug("%s: held for %.3f s, as the service requests", call.endpoint, error.retry_after)
+            self._log.debug("%s: held for %.3f s, as the service requests", call.endpoint, error.retry_after)
             self._gate.hold(error.retry_after, None if error.status == TOO_MANY else call.endpoint)
         # A regular rejection comes from a healthy service, so it counts as a success for the retry budget.
         if isinstance(error, BadRequestError) and not may_have_worked(error):

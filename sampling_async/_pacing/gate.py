@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._pacing.limit import NEXT_TO_NOTHING, OVERLOADED
 from sampling_async._pacing.loops import OneShotEvent
 from sampling_async._pacing.outage import logger
@@ -65,7 +66,9 @@ class Gate:
         sleep: Callable[[float], Awaitable[object]],
         random: Callable[[], float],
         outage: Outage | None = None,
+        name: str | None = None,
     ) -> None:
+        self._log = PanelLogger(logger, name)
         self.maximum = maximum
         self._reserved = min(_RESERVED, maximum // _RESERVED_SHARE)
         self._outage = outage
@@ -176,7 +179,7 @@ class Gate:
         before = kind.adaptive.limit
         kind.adaptive.overloaded(permit.generation, share)
         if kind.adaptive.limit != before:
-            logger.debug(
+            self._log.debug(
                 "%s: at most %d requests at once, %d before: the service is overloaded",
                 permit.lane.kind,
                 kind.adaptive.limit,
@@ -455,3 +458,18 @@ class Permit:
         """Release the permit, if it is held."""
         if self.is_held:
             self._gate.release(self)
+
+
+class PermitToBegin(Permit):
+    """A permit of use until one moment, for an attempt that may go on until a later one."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, gate: Gate, lane: Lane, until: float, end: float) -> None:
+        super().__init__(gate, lane, until)
+        self._end = end
+
+    @property
+    def remaining(self) -> float:
+        """The seconds in which it may be granted; once it is, those in which its attempt must end."""
+        return (self._end if self.is_held else self._until) - self._gate.clock()

@@ -261,6 +261,7 @@ def completed(chosen: str | PanelProfile | None, given: dict[str, Any]) -> Panel
         if getattr(profile, name) is not None:
             given.setdefault(name, getattr(profile, name))
     given.setdefault("allow_http", profile.allow_http)
+    given.setdefault("name", profile.name)
     return profile
 
 
