@@ -24,6 +24,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import Reply
 from sampling_async._contract.headers import request_id_of
+from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._contract.statuses import OK
 from sampling_async._pacing.loops import CONNECT, DECODE
 from sampling_async._pacing.outage import Away
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from sampling_async._calls.reports import CallTrack, Hooks
     from sampling_async._contract.exchange import Call
-    from sampling_async._contract.panel_name import PanelLogger
     from sampling_async._pacing.gate import Gate, Permit
     from sampling_async._pacing.outage import Outage
     from sampling_async._wire.session import BodyReader, Session
@@ -139,9 +139,9 @@ class Attempts:
         feedback: Feedback,
         hooks: Hooks | None,
         unprocessed: AbstractSet[int],
-        log: PanelLogger,
+        name: str | None,
     ) -> None:
-        self._logger = log
+        self._logger = PanelLogger(logger, name)
         self._session = session
         self._feedback = feedback
         self._hooks = hooks

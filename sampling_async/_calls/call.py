@@ -139,7 +139,7 @@ class Caller:
         self._random = random
         self.links, self.feedback, self.budget = common.links, common.feedback, common.budget
         self._log = PanelLogger(logger, name)
-        self.attempts = Attempts(session, self.feedback, hooks, policy.unprocessed, self._log)
+        self.attempts = Attempts(session, self.feedback, hooks, policy.unprocessed, name)
 
     async def call(
         self,
