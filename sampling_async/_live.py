@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
+import anyio
+
 from sampling_async import QuotaWatch
-from sampling_async._contract.checks import require_functions, require_instance
+from sampling_async._contract.checks import number_from_0, require_functions, require_instance
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import Notifier, let_go
 from sampling_async._pacing.threads import in_thread
@@ -116,17 +118,30 @@ class LiveIndex(BackgroundService):
         # The watch may be one poll ahead, while its inventory is being compiled.
         return age + self._watch.board.since - self._since
 
-    async def ready(self) -> None:
-        """Wait until there is an index. For a time limit, use `anyio.fail_after`.
+    async def ready(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as users expect
+        """Wait until there is an index.
+
+        Args:
+            timeout: The most seconds to wait; None for as long as it takes.
 
         Raises:
+            TimeoutError: There is none after `timeout` seconds.
             RuntimeError: The live index or its watch has ended, or was not entered.
         """
-        await self._until(lambda: self._index is not None)
+        with anyio.fail_after(None if timeout is None else number_from_0(timeout, "timeout", "seconds")):
+            await self._until(lambda: self._index is not None)
 
     def is_open(self, quota_id: int) -> bool:
         """Return whether the watch shows a quota as open now."""
         return self._watch.is_open(quota_id)
+
+    def close_quota(self, quota_id: int) -> bool:
+        """Close a quota at the watch, as after a notification; see `QuotaWatch.close_quota`."""
+        return self._watch.close_quota(quota_id)
+
+    def close_survey(self, survey_id: int, wave_id: int | None = None) -> bool:
+        """Close a survey at the watch, or one wave of it; see `QuotaWatch.close_survey`."""
+        return self._watch.close_survey(survey_id, wave_id)
 
     def match(self, profile: Profile | Member, **options: Unpack[MemberOptions]) -> MatchResult:
         """Return the quotas that a member matches or may match now; see `QuotaIndex.match`.

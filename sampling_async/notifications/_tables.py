@@ -44,7 +44,7 @@ CREATE INDEX IF NOT EXISTS facts_due ON facts (kind, due, id) WHERE state = 'pen
 CREATE INDEX IF NOT EXISTS facts_pending ON facts (key, id) WHERE state = 'pending';
 CREATE INDEX IF NOT EXISTS facts_fallen ON facts (due) WHERE state = 'pending' AND standing != 'stands';
 CREATE INDEX IF NOT EXISTS facts_dead ON facts (kind) WHERE state = 'dead';
-CREATE INDEX IF NOT EXISTS facts_member ON facts (member, survey) WHERE wave > 0;
+CREATE INDEX IF NOT EXISTS facts_member ON facts (member, survey) WHERE member IS NOT NULL;
 CREATE INDEX IF NOT EXISTS facts_unknown ON facts (receipt) WHERE kind = '';
 CREATE TABLE IF NOT EXISTS invites (
     key TEXT PRIMARY KEY, member TEXT NOT NULL, survey BIGINT NOT NULL, wave BIGINT NOT NULL,
@@ -100,6 +100,7 @@ def make_tables(run: Callable[..., Any], form: int, **own: str) -> None:
         run("ALTER TABLE facts ADD COLUMN since DOUBLE PRECISION NOT NULL DEFAULT 0")
     if 0 < form < _FORM_WITH_KEYS:
         run("ALTER TABLE facts ADD COLUMN fact_key TEXT NOT NULL DEFAULT ''")
+        run("DROP INDEX IF EXISTS facts_member")  # it lacked the ends without a wave
     for statement in _TABLES.split(";"):
         run(statement.format(**own))
     if 0 < form < _FORM_WITH_KEYS:

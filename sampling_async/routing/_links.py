@@ -1,0 +1,219 @@
+"""The links of members in the store: what was asked for, given, refused and entered.
+
+A pair of member and quota is written down before it is asked for. While it is being asked for, the member is
+leased: other processes wait. What was never settled is unclear once its lease has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from attrs import field, frozen
+
+from sampling_async import Invite, to_json
+from sampling_async._contract.records import hidden
+from sampling_async.notifications._entries import member_key, member_text
+from sampling_async.routing._history import CLOCK_STEP, Caps, Link, MemberHistory
+from sampling_async.routing._route import Offer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sampling_async.notifications._sql import SqlStore
+
+_LINK: Final = "quota, survey, wave, state, owner, asked, until, code, invite, entered"
+_ENDS: Final = (
+    "SELECT {columns} kind, survey, wave, origin, coalesce(ended, at) FROM facts"
+    " WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND {condition}"
+)
+_ASK: Final = (
+    "INSERT INTO links (member, quota, survey, wave, state, owner, asked, until, changed)"
+    " VALUES (?, ?, ?, ?, 'asking', ?, ?, ?, ?) ON CONFLICT (member, quota) DO UPDATE SET"
+    " state = 'asking', owner = excluded.owner, asked = excluded.asked, until = excluded.until,"
+    " changed = excluded.changed, code = NULL, invite = NULL, entered = NULL"
+)
+_SETTLE: Final = (
+    "UPDATE links SET state = ?, until = ?, changed = ?, code = ?, invite = ?, owner = NULL"
+    " WHERE member = ? AND quota = ? AND owner = ?"
+)
+
+
+@frozen(kw_only=True)
+class Settlement:
+    """What became of one pair that was asked for; `state` is None if nothing was sent."""
+
+    offer: Offer
+    state: str | None
+    until: float = 0.0
+    code: int | None = None
+    invite: Invite | None = field(default=None, repr=hidden)
+
+
+@frozen(kw_only=True)
+class Turn:
+    """What a member gets next: links that wait, or quotas that were written down to be asked for.
+
+    Attributes:
+        history: What is known of the member, before these quotas.
+        is_busy: Whether another process is asking for the member now.
+        links: The links that were given and not entered, the newest first.
+        asked: The quotas to ask for now.
+    """
+
+    history: MemberHistory
+    is_busy: bool = False
+    links: Sequence[Link] = ()
+    asked: Sequence[Offer] = ()
+
+
+@frozen(kw_only=True)
+class Wish:
+    """What a click asks the store for: one of these offers, the best first, `most` at once."""
+
+    owner: str
+    member_code: str = field(repr=hidden)
+    offers: Sequence[Offer]
+    most: int
+    quota_ids: frozenset[int] | None  # those that the member has clicked on; None for any
+    takes_links: bool  # whether a link that waits will do
+    caps: Caps
+    now: float
+    until: float  # the end of the lease
+
+
+def begin(store: SqlStore, wish: Wish) -> Turn:
+    """Return the links of a member, or lease the member and write down what is asked for now."""
+    member, now = member_text(wish.member_code), wish.now
+    store.lock(f"links {member}")
+    links, history = _read(store, member, now)
+    # Also if it is this process: an earlier click of it has asked, and waits for the response.
+    if any(link.state == "asking" and link.is_leased(now) for link in links):
+        return Turn(history=history, is_busy=True)
+    if wish.takes_links:
+        waiting = [link for link in links if _waits(link, history, wish)]
+        if waiting:
+            waiting.sort(key=lambda link: -link.asked)
+            return Turn(history=history, links=waiting)
+    if history.gets_nothing(wish.caps, now):
+        return Turn(history=history)
+    asked = [each for each in wish.offers if history.allows(each.quota_id, each.survey_id, now)][: wish.most]
+    for offer in asked:
+        pair = (member, offer.quota_id, offer.survey_id, offer.wave_id)
+        store.execute(_ASK, (*pair, wish.owner, now, wish.until, now))
+    return Turn(history=history, asked=asked)
+
+
+def _waits(link: Link, history: MemberHistory, wish: Wish) -> bool:
+    return (
+        link.state == "invited"
+        and link.entered is None
+        and link.until > wish.now
+        and not history.has_had(link.survey_id)
+        and (wish.quota_ids is None or link.quota_id in wish.quota_ids)
+    )
+
+
+def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberHistory]:
+    history = MemberHistory()
+    query = f"SELECT {_LINK} FROM links WHERE member = ?"  # noqa: S608  columns
+    links = [Link(*row) for row in store.execute(query, (member,))]
+    for link in links:
+        history.add_link(link, now)
+    for end in store.execute(_ENDS.format(columns="", condition="member = ?"), (member,)):
+        history.add_end(*end)
+    entries = "SELECT survey, quota, entered FROM invites WHERE member = ? AND entered IS NOT NULL"
+    for start in store.execute(entries, (member,)):
+        history.add_start(*start)
+    return links, history
+
+
+def settle(
+    store: SqlStore, owner: str, member_code: str, settled: Iterable[Settlement], now: float
+) -> MemberHistory:
+    """Store what became of what was asked for, enter invites into the ledger of outcomes, and end the lease."""
+    member = member_text(member_code)
+    store.lock(f"links {member}")
+    for each in settled:
+        offer = each.offer
+        if each.state is None:
+            change = "DELETE FROM links WHERE member = ? AND quota = ? AND owner = ?"
+            store.execute(change, (member, offer.quota_id, owner))
+            continue
+        invite = None if each.invite is None else to_json(each.invite).decode()
+        values = (each.state, each.until, now, each.code, invite, member, offer.quota_id, owner)
+        store.execute(_SETTLE, values)
+        if each.invite is not None:
+            _into_ledger(store, member, member_code, each.invite, now)
+    return _read(store, member, now)[1]
+
+
+def _into_ledger(store: SqlStore, member: str, member_code: str, invite: Invite, now: float) -> None:
+    key = member_key(invite.survey_id, invite.wave_id, member_code)
+    store.execute(
+        "INSERT INTO invites (key, member, survey, wave, quota, invited) VALUES (?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (key) DO NOTHING",
+        (key, member, invite.survey_id, invite.wave_id, invite.quota_id, now),
+    )
+
+
+def enter(store: SqlStore, member_code: str, quota_id: int, now: float) -> MemberHistory:
+    """Store that a member was sent to a link."""
+    member = member_text(member_code)
+    store.lock(f"links {member}")
+    change = "UPDATE {} SET entered = coalesce(entered, ?){} WHERE member = ? AND quota = ?"
+    store.execute(change.format("links", ", changed = ?"), (now, now, member, quota_id))
+    store.execute(change.format("invites", ""), (now, member, quota_id))
+    return _read(store, member, now)[1]
+
+
+Row: TypeAlias = "tuple[str, str, tuple[Any, ...]]"
+"""A member, what a row is about, and its values."""
+
+
+class Changes:
+    """Reads what the store knows of all members, and then what was added to it."""
+
+    def __init__(self, store: SqlStore, seconds: float) -> None:
+        self._store = store
+        self._seconds = seconds  # how far back the first reading goes
+        self._last_fact = 0
+        self._read_at: float | None = None
+
+    def read(self, now: float) -> list[Row]:
+        """Return what is new since the last reading. It may block.
+
+        The store may have been written to by a clock that differs, so the last minute is read again.
+        """
+        is_first = self._read_at is None
+        since = now - self._seconds if self._read_at is None else self._read_at - CLOCK_STEP
+        rows: list[Row] = []
+        with self._store.reading("cannot be read", is_long=is_first) as run:
+            links = run(f"SELECT member, {_LINK} FROM links WHERE changed > ?", (since,))  # noqa: S608  columns
+            rows += [(member, "link", tuple(link)) for member, *link in links]
+            bounds = (self._last_fact, since if is_first else -inf)
+            for number, member, *end in run(
+                _ENDS.format(columns="id, member,", condition="id > ? AND at > ?"), bounds
+            ):
+                self._last_fact = max(self._last_fact, number)
+                rows.append((member, "end", tuple(end)))
+            if is_first:
+                entries = "SELECT member, survey, quota, entered FROM invites WHERE entered > ?"
+                rows += [(member, "start", tuple(start)) for member, *start in run(entries, (since,))]
+        self._read_at = now
+        return rows
+
+
+def apply(rows: Iterable[Row], histories: dict[str, MemberHistory], now: float) -> None:
+    """Add rows to the histories of their members, by the text of the member in the store."""
+    for member, what, values in rows:
+        history = histories.get(member)
+        if history is None:
+            history = histories[member] = MemberHistory()
+        if what == "link":
+            history.add_link(Link(*values), now)
+        elif what == "end":
+            history.add_end(*values)
+        else:
+            history.add_start(*values)
