@@ -97,7 +97,7 @@ class _Click:
 
 
 @define
-class _Question:
+class _RouteStep:
     """One question of a click to the store, and the request that may follow."""
 
     click: _Click
@@ -323,17 +323,17 @@ class SurveyRouter(BackgroundService):
         """Ask for some quotas, wait for what comes of it, and return whether the click goes on."""
         if click.left <= 0 or (click.asked and not self._tempo.has_time(click.left)):
             return False
-        question = _Question(click, self._choice(click))
+        step = _RouteStep(click, self._choice(click))
         assert self._tasks is not None
         # In a task of its own: it goes on if the click is cancelled, or ends before the response comes.
         self._steps += 1
-        self._tasks.start_soon(self._run, question)
-        await question.over.wait()
-        if question.failure is not None:
-            raise question.failure
-        if question.goes_on and click.is_busy:
+        self._tasks.start_soon(self._run, step)
+        await step.over.wait()
+        if step.failure is not None:
+            raise step.failure
+        if step.goes_on and click.is_busy:
             await anyio.sleep(_BUSY_SECONDS)
-        return question.goes_on
+        return step.goes_on
 
     def _choice(self, click: _Click) -> list[Offer]:
         if self._live.age is None:  # there is no inventory yet; a link of an earlier click may do
@@ -342,25 +342,25 @@ class SurveyRouter(BackgroundService):
             return self._book.among(click.member, click.quota_ids)
         return self._book.best(click.member, _CHOICE)
 
-    async def _run(self, question: _Question) -> None:
+    async def _run(self, step: _RouteStep) -> None:
         try:
-            await self._turn(question)
+            await self._turn(step)
         except StoreError as exc:
             self._book.failed(exc)
         except Exception as exc:  # noqa: BLE001  raised in the task of the click
-            question.failure = exc
+            step.failure = exc
         finally:
-            question.click.is_asking = False
-            question.over.set()
+            step.click.is_asking = False
+            step.over.set()
             self._steps -= 1
             self._idle.notify()
 
-    async def _turn(self, question: _Question) -> None:
-        click, now = question.click, self._clock()
+    async def _turn(self, step: _RouteStep) -> None:
+        click, now = step.click, self._clock()
         wish = Wish(
             owner=self._owner,
             member_code=click.member.member_code,
-            offers=question.offers,
+            offers=step.offers,
             most=self._tempo.most(click.left),
             quota_ids=None if click.quota_ids is None else frozenset(click.quota_ids),
             takes_links=click.takes_links,
@@ -372,24 +372,24 @@ class SurveyRouter(BackgroundService):
         self._book.learn(wish.member_code, turn.history)
         click.is_busy = turn.is_busy
         if turn.is_busy:
-            question.goes_on = True
+            step.goes_on = True
         elif turn.links:
-            self._give_again(question, turn.links)
+            self._give_again(step, turn.links)
         elif turn.asked:
-            await self._ask(question, turn.asked)
+            await self._ask(step, turn.asked)
         elif self._live.age is not None:
             click.is_refused = True
             # The store may have known more than this process did: then there may be other offers.
-            question.goes_on = bool(question.offers) and self._choice(click) not in ([], question.offers)
+            step.goes_on = bool(step.offers) and self._choice(click) not in ([], step.offers)
 
-    def _give_again(self, question: _Question, links: Sequence[Link]) -> None:
+    def _give_again(self, step: _RouteStep, links: Sequence[Link]) -> None:
         for link in links:
             # Without an inventory nobody knows better.
             if self._live.age is None or self._live.is_open(link.quota_id):
-                self._give(question.click, link.invite)
-                question.click.is_repeat = question.click.invite is not None
+                self._give(step.click, link.invite)
+                step.click.is_repeat = step.click.invite is not None
                 return
-        question.click.takes_links, question.goes_on = False, True
+        step.click.takes_links, step.goes_on = False, True
 
     def _give(self, click: _Click, invite: Invite) -> None:
         """Give a click its invite; if it has ended, the next one finds it in the store."""
@@ -397,8 +397,8 @@ class SurveyRouter(BackgroundService):
             click.invite = invite
             self._spare.pop((click.member.member_code, invite.quota_id), None)
 
-    async def _ask(self, question: _Question, asked: Sequence[Offer]) -> None:
-        click, code, began = question.click, question.click.member.member_code, anyio.current_time()
+    async def _ask(self, step: _RouteStep, asked: Sequence[Offer]) -> None:
+        click, code, began = step.click, step.click.member.member_code, anyio.current_time()
         outcomes: Sequence[InviteOutcome] = ()
         left = click.left
         if left > 0 and not click.is_over:
@@ -422,7 +422,7 @@ class SurveyRouter(BackgroundService):
         while len(self._spare) > _MOST_SPARE:
             del self._spare[next(iter(self._spare))]
         await self._store(code, settled)
-        self._conclude(question, settled)
+        self._conclude(step, settled)
 
     def _settlement(self, offer: Offer, outcome: InviteOutcome | None) -> Settlement:
         now = self._clock()
@@ -444,15 +444,15 @@ class SurveyRouter(BackgroundService):
             case Lesson.SURVEY:
                 self._live.close_survey(settled.offer.survey_id, settled.offer.wave_id or None)
 
-    def _conclude(self, question: _Question, settled: Sequence[Settlement]) -> None:
+    def _conclude(self, step: _RouteStep, settled: Sequence[Settlement]) -> None:
         """Take into a click what its request has brought."""
-        click = question.click
+        click = step.click
         click.unclear += any(each.state == "unclear" for each in settled)
         invited = [each.invite for each in settled if each.invite is not None]
         if invited:
             self._give(click, invited[0])
         elif all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
-            click.is_refused = question.goes_on = True
+            click.is_refused = step.goes_on = True
 
     async def _store(self, member_code: str, settled: Sequence[Settlement]) -> None:
         """Store what became of what was asked for. If that fails, it is tried again while the click goes on."""
