@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from heapq import nlargest
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications import StoreError
@@ -15,7 +15,7 @@ from sampling_async.routing._links import Changes, apply
 from sampling_async.routing._route import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sampling_async import Survey
     from sampling_async.matching import LiveIndex, Member
@@ -75,39 +75,48 @@ class OfferBook:
 
     def best(self, member: Member, most: int) -> list[Offer]:
         """Return what a member fits now, the best first, one quota a survey."""
-        return nlargest(most, self._fitting(member, None), key=lambda offer: offer.value)
+        found: dict[int, _Fitting] = {}
+        for each in self._fitting(member):
+            found.setdefault(each.survey.survey_id, each)
+        return [each.offer() for each in nlargest(most, found.values(), key=lambda each: each.value)]
 
     def among(self, member: Member, quota_ids: Sequence[int]) -> list[Offer]:
         """Return those of some quotas that a member fits now, in their order."""
-        places = {quota_id: place for place, quota_id in enumerate(quota_ids)}
-        return sorted(self._fitting(member, places), key=lambda offer: places[offer.quota_id])
+        found = {each.quota_id: each for each in self._fitting(member)}
+        return [found[quota_id].offer() for quota_id in dict.fromkeys(quota_ids) if quota_id in found]
 
-    def _fitting(self, member: Member, only: Iterable[int] | None) -> list[Offer]:
+    def _fitting(self, member: Member) -> Iterator[_Fitting]:
+        """Yield the quotas that a member fits now, those that it certainly fits first."""
         history, now = self._histories.get(member_text(member.member_code)), self._clock()
         if history is not None and history.gets_nothing(self._caps, now):
-            return []
-        allowed = None if only is None else frozenset(only)
-        matched, found, surveys = self._live.match(member), list[Offer](), set[int]()
+            return
+        chance, matched = self._rates.chance, self._live.match(member)
         for quotas, share in ((matched.certain, 1.0), (matched.possible, _POSSIBLE)):
             for target in quotas.targets():
                 survey, quota_id = target.survey, target.quota.quota_id
-                if survey.survey_id in surveys if allowed is None else quota_id not in allowed:
-                    continue
                 if history is None or history.allows(quota_id, survey.survey_id, now):
-                    surveys.add(survey.survey_id)
-                    found.append(self._offer(survey, quota_id, share))
-        return found
+                    value = survey.price.amount * share * chance(survey.survey_id, survey.ir)
+                    yield _Fitting(value, quota_id, survey, share)
 
-    def _offer(self, survey: Survey, quota_id: int, share: float) -> Offer:
-        chance = self._rates.chance(survey.survey_id, survey.ir)
+
+class _Fitting(NamedTuple):
+    """A quota that a member fits. Most of them become no offer."""
+
+    value: float
+    quota_id: int
+    survey: Survey
+    share: float
+
+    def offer(self) -> Offer:
+        survey = self.survey
         return Offer(
-            quota_id=quota_id,
+            quota_id=self.quota_id,
             survey_id=survey.survey_id,
             wave_id=survey.wave_id,
             loi=survey.loi,
             ir=survey.ir,
             price=survey.price,
-            value=survey.price.amount * chance * share,
-            is_certain=share == 1,
+            value=self.value,
+            is_certain=self.share == 1,
             survey_name=survey.survey_name,
         )
