@@ -176,6 +176,35 @@ async def test_clicks_at_the_same_moment_make_one_request():
     assert panel.asked == [("m-1", 2)]
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_double_click_gets_the_link_that_the_first_click_has_entered(tmp_path, processes):
+    panel, store, clock = Panel(1, 2), tmp_path / "s.db", Clock()
+    panel.answers[2] = anyio.Event()
+    async with (
+        router_of(panel, store, clock=clock) as one,
+        router_of(panel, store, clock=clock) as other,
+        anyio.create_task_group() as tasks,
+    ):
+        urls = []
+
+        async def go(router):
+            route = await click(router)
+            await route.entered()
+            urls.append(route.url)
+
+        tasks.start_soon(go, one)
+        await panel.began.wait()
+        tasks.start_soon(go, other if processes == 2 else one)
+        await wait_all_tasks_blocked()
+        clock.now += 1
+        panel.answers[2].set()
+        while len(urls) < 2:
+            await anyio.sleep(0.01)
+        assert len(set(urls)) == 1
+        clock.now += 1
+        assert (await click(one)).invite.quota_id == 1
+
+
 async def test_clicks_in_two_processes_make_one_request(tmp_path):
     panel = Panel(1, 2)
     panel.answers[2] = anyio.Event()

@@ -71,13 +71,14 @@ def refused_until(code: int | None, now: float) -> float:
 class MemberHistory:
     """What is known of one member. A survey that was entered, has ended or is unclear is left out for good."""
 
-    __slots__ = ("_completed", "_quotas", "_started", "_surveys", "_without")
+    __slots__ = ("_completed", "_ended", "_quotas", "_started", "_surveys", "_without")
 
     def __init__(self) -> None:
         self._surveys: dict[int, float] = {}  # until when each is left out
         self._quotas: dict[int, float] = {}
         self._without = -inf  # until when the member gets nothing
         self._started: dict[int, float] = {}  # when quotas were entered
+        self._ended: set[int] = set()  # surveys
         self._completed: dict[tuple[int, int], float] = {}  # when surveys and waves were completed
 
     def add_link(self, link: Link, now: float) -> None:
@@ -108,15 +109,15 @@ class MemberHistory:
     def add_end(
         self, kind: str, survey_id: int, wave_id: int, original_survey_id: int | None, at: float
     ) -> None:
-        self._surveys[survey_id] = inf
-        if original_survey_id is not None:
-            self._surveys[original_survey_id] = inf
+        for each in (survey_id, original_survey_id):
+            if each is not None:
+                self._surveys[each] = inf
+                self._ended.add(each)
         if kind == "completion":
             self._completed[survey_id, wave_id] = at
 
-    def has_had(self, survey_id: int) -> bool:
-        """Return whether a survey was entered, has ended or is unclear."""
-        return self._surveys.get(survey_id) == inf
+    def has_ended(self, survey_id: int) -> bool:
+        return survey_id in self._ended
 
     def allows(self, quota_id: int, survey_id: int, now: float) -> bool:
         return not (self._surveys and self._surveys.get(survey_id, -inf) > now) and not (

@@ -79,6 +79,7 @@ class Wish:
     quota_ids: frozenset[int] | None  # those that the member has clicked on; None for any
     takes_links: bool  # whether a link that waits will do
     caps: Caps
+    began: float  # when the member clicked
     now: float
     until: float  # the end of the lease
 
@@ -108,9 +109,10 @@ def begin(store: SqlStore, wish: Wish) -> Turn:
 def _waits(link: Link, history: MemberHistory, wish: Wish) -> bool:
     return (
         link.state == "invited"
-        and link.entered is None
+        # A click that came before another one entered the link, in the same moment, gets the same link.
+        and (link.entered is None or link.entered >= wish.began)
         and link.until > wish.now
-        and not history.has_had(link.survey_id)
+        and not history.has_ended(link.survey_id)
         and (wish.quota_ids is None or link.quota_id in wish.quota_ids)
     )
 

@@ -58,7 +58,7 @@ _BUSY_SECONDS: Final = 0.03  # between two looks whether another process has ask
 _FOLLOW_SECONDS: Final = 1.0  # between two looks at what other processes have stored
 _RETRY_SECONDS: Final = 5.0  # the same, if the store cannot be read
 _SETTLING: Final = (0.5, 2.0, 8.0)  # pauses before a result is stored again
-_GRACE_SECONDS: Final = 5.0  # for responses, when the router is closed
+_GRACE_SECONDS: Final = 0.5  # for responses, when the router is closed: what comes later is unclear
 _MOST_UNCLEAR: Final = 2  # requests of one click without a usable response
 _MOST_SPARE: Final = 100_000
 _DAY: Final = 86_400.0
@@ -71,6 +71,7 @@ class _Click:
 
     member: Member
     quota_ids: Sequence[int] | None
+    began: float  # in seconds since 1970
     ends_at: float  # by the event loop's clock
     asked: int = 0
     unclear: int = 0
@@ -276,7 +277,7 @@ class SurveyRouter(BackgroundService):
         member_code_of(member.member_code)
         chosen = None if quota_ids is None else [whole_id(each, "each of quota_ids") for each in quota_ids]
         began = anyio.current_time()
-        click = _Click(member, chosen, began + number_above_0(within, "within", "seconds"))
+        click = _Click(member, chosen, self._clock(), began + number_above_0(within, "within", "seconds"))
         self._must_be_inside()
         if self._is_closing or self._finished:
             raise RuntimeError("the survey router is closed")
@@ -365,6 +366,7 @@ class SurveyRouter(BackgroundService):
             quota_ids=None if click.quota_ids is None else frozenset(click.quota_ids),
             takes_links=click.takes_links,
             caps=self._caps,
+            began=click.began,
             now=now,
             until=now + max(0.0, click.left) + _LEASE_SECONDS,
         )
