@@ -60,7 +60,8 @@ class AttemptReport(HasHeaders):
         delivery: Whether the attempt reached the service; `answered` after a response.
         began: Seconds from the beginning of the call to the beginning of the attempt.
         timing: Where the time went: `connect`, `send`, `first_byte` and `body`.
-        headers: Headers of the response for support cases, see `SamplingError.headers`; empty if none came.
+        headers: Headers of the response for support cases, see `SamplingError`; empty if none came. `request_id`
+            is the one that names the request, or None.
     """
 
     endpoint: Endpoint

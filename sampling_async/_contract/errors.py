@@ -62,7 +62,8 @@ class SamplingError(HasHeaders, Exception):
         timing: Where the time of the call went, or None if there was no call.
         headers: Headers of the last response for support cases, such as `x-request-id` and `date`, by names in
             lower case; empty if no response came. Values are printable ASCII of at most 200 characters, without
-            the key, the panel and the member code. They are never part of the error's text.
+            the key, the panel and the member code. They are never part of the error's text. `request_id` is the
+            one that names the request, or None.
     """
 
     endpoint: Endpoint | None
