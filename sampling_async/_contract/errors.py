@@ -24,9 +24,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-from sampling_async._contract.headers import HasHeaders, Headers
+from sampling_async._contract.headers import request_id_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sampling_async._contract.timing import Timing
@@ -48,7 +49,7 @@ Endpoint: TypeAlias = Literal[
 E = TypeVar("E", bound="SamplingError")
 
 
-class SamplingError(HasHeaders, Exception):
+class SamplingError(Exception):
     """The base class of all errors of this package.
 
     Attributes:
@@ -62,8 +63,7 @@ class SamplingError(HasHeaders, Exception):
         timing: Where the time of the call went, or None if there was no call.
         headers: Headers of the last response for support cases, such as `x-request-id` and `date`, by names in
             lower case; empty if no response came. Values are printable ASCII of at most 200 characters, without
-            the key, the panel and the member code. They are never part of the error's text. `request_id` is the
-            one that names the request, or None.
+            the key, the panel and the member code. They are never part of the error's text.
     """
 
     endpoint: Endpoint | None
@@ -73,7 +73,7 @@ class SamplingError(HasHeaders, Exception):
     retry_after: float | None
     permanent: bool
     timing: Timing | None
-    headers: Headers
+    headers: Mapping[str, str]
 
     def __init__(
         self,
@@ -92,6 +92,11 @@ class SamplingError(HasHeaders, Exception):
         self.permanent = permanent
         self.timing = None
         self.headers = {}
+
+    @property
+    def request_id(self) -> str | None:
+        """The ID that the service, or else a proxy, gave the request in a header; None if there was none."""
+        return request_id_of(self.headers)
 
     def __str__(self) -> str:
         message = super().__str__()
