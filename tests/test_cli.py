@@ -767,7 +767,8 @@ def test_simulated_panels_come_as_profiles(simulated, tmp_path, monkeypatch):
     assert "[p2]" not in file.read_text()
 
 
-def test_profiles_of_somebody_are_not_replaced(tmp_path):
+def test_profiles_of_somebody_are_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(Simulator, "run", lambda *_, **__: None)
     file = tmp_path / "profiles.toml"
     file.write_text("[us]\n")
     result = run("simulate", "--port", 0, "--profiles", file)
