@@ -71,7 +71,7 @@ class AttemptReport:
     delivery: Delivery
     began: float
     timing: Timing
-    headers: Mapping[str, str] = field(factory=dict[str, str])
+    headers: Mapping[str, str] = field(factory=dict[str, str], hash=False)
 
     @property
     def request_id(self) -> str | None:

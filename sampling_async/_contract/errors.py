@@ -144,8 +144,8 @@ class ServiceError(SamplingError):
         status: The HTTP status.
         result: The service's name for the error (`PANEL_DOES_NOT_EXIST`), or None if the body gave none.
         result_code: The service's number for the error, see `ResultCode`, or None if the body gave none.
-        body_excerpt: The first 200 characters of the body, printable, without the key and the member code.
-            It is never part of the error's text.
+        body_excerpt: The first 200 characters of the body, printable, without the key, the panel and the member
+            code. It is never part of the error's text.
     """
 
     status: int

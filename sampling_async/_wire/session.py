@@ -13,7 +13,7 @@ import sys
 import warnings
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -236,7 +236,8 @@ class Session:
     ) -> None:
         self._base_url = base_url
         self._base_path = base_url.raw_path.decode().rstrip("/")
-        self._key = api_key
+        # A function without a reference to the session: results keep it, and must not keep connections.
+        self.private = partial(_forms_of, api_key)
         self.timeouts = timeouts
         self._limits = limits
         self._has_proxy = proxy is not None
@@ -260,11 +261,6 @@ class Session:
             }
         )
         logging.getLogger("httpx").addFilter(is_not_of_this_client)
-
-    def private(self) -> tuple[str, ...]:
-        """Return the key in the forms that a response may repeat, so that they can be removed from messages."""
-        key = self._key.reveal()
-        return key, key.replace("-", "")
 
     def attempt(
         self, call: Call[Any], track: Track, within: float = inf, read: BodyReader | None = None
@@ -428,6 +424,11 @@ class Session:
         if self._loop is not None and not self.closed:
             text = f"unclosed SamplingClient of {self._base_url.host}: use `async with`, or call aclose()"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+
+def _forms_of(key: Secret) -> tuple[str, ...]:
+    """Return the key in the forms that a response may repeat, so that they can be removed from messages."""
+    return key.reveal(), key.reveal().replace("-", "")
 
 
 async def _read_whole(body: LimitedBody) -> Reply:
