@@ -33,7 +33,7 @@ from cli_kit import (
 )
 from forward_proxy import ForwardProxy
 
-from sampling_async import Quotas, from_json
+from sampling_async import Quotas, SamplingClient, from_json
 from sampling_async import Survey as SurveyRecord
 from sampling_async.simulator import Fault, Simulator
 
@@ -706,6 +706,83 @@ def test_simulate_prints_the_settings_to_copy(monkeypatch):
     assert f"export SAMPLING_PANEL_GUID={sim.panel_guid}\n" in result.stdout
     assert f"export SAMPLING_API_KEY={sim.api_key}\n" in result.stdout
     assert len(sim.members) == 3
+
+
+def sourced(script, command):
+    """Return what a command prints in a shell that has sourced a script."""
+    environment = {"PATH": os.environ["PATH"], "SAMPLING_PANEL_GUID": "left over"}
+    shell = ["sh", "-c", f". {script}; {command}"]
+    return subprocess.run(shell, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Return what `simulate` prints with options, and its simulator."""
+    ran = []
+    monkeypatch.setattr(Simulator, "run", lambda sim, **_: ran.append(sim))
+
+    def simulate(*options):
+        result = run("simulate", "--port", 0, "--members", 3, *options)
+        assert result.exit_code == 0, result.stderr
+        return result.stdout, ran[-1]
+
+    return simulate
+
+
+def test_several_panels_are_simulated_and_a_shell_can_source_them(simulated, tmp_path):
+    printed, sim = simulated("--panels", 3)
+    script = tmp_path / "panels.sh"
+    script.write_text(printed)
+    assert len({panel.panel_guid for panel in sim.panels} | {panel.api_key for panel in sim.panels}) == 6
+    assert [len(panel.members) for panel in sim.panels] == [3, 3, 3]
+    names = "$SAMPLING_PANEL_GUID $SAMPLING_API_KEY $SAMPLING_PANEL_GUID_P3 $SAMPLING_API_KEY_P3"
+    assert sourced(script, f"echo {names}").split() == [
+        sim.panel_guid,
+        sim.api_key,
+        sim.panels[2].panel_guid,
+        sim.panels[2].api_key,
+    ]
+
+
+def test_simulated_panels_come_as_profiles(simulated, tmp_path, monkeypatch):
+    for name in KEY_NAMES:
+        monkeypatch.delenv(name, raising=False)
+    file, script = tmp_path / "my panels.toml", tmp_path / "panels.sh"
+    printed, sim = simulated("--panels", 2, "--profiles", file)
+    assert "quotas --profile p1" in printed
+    script.write_text(printed)
+    for name, value in (
+        line.partition("=")[::2] for line in sourced(script, "env").splitlines() if line.startswith("SAMPLING_")
+    ):
+        monkeypatch.setenv(name, value)
+    assert "SAMPLING_PANEL_GUID" not in os.environ
+    shown = [json.loads(line) for line in run("profile", "list").stdout.splitlines()]
+    assert [(each["PanelGUID"], each["Key"]) for each in shown] == [
+        (sim.panels[0].panel_guid, "variable SAMPLING_API_KEY_P1: set"),
+        (sim.panels[1].panel_guid, "variable SAMPLING_API_KEY_P2: set"),
+    ]
+    assert SamplingClient.from_env(profile="p2")
+    assert sim.api_key not in file.read_text()
+    simulated("--panels", 1, "--profiles", file)  # its own file is replaced
+    assert "[p2]" not in file.read_text()
+
+
+def test_profiles_of_somebody_are_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(Simulator, "run", lambda *_, **__: None)
+    file = tmp_path / "profiles.toml"
+    file.write_text("[us]\n")
+    result = run("simulate", "--port", 0, "--profiles", file)
+    assert result.exit_code == 2
+    assert "holds other profiles; name another file" in " ".join(result.stderr.split())
+    assert file.read_text() == "[us]\n"
+
+
+def test_the_settings_of_all_panels_are_one_object_of_json(simulated):
+    printed, sim = simulated("--panels", 2, "--json")
+    panels = json.loads(printed)["Panels"]
+    assert [(each["PanelGUID"], each["APIKey"], each["Members"]) for each in panels] == [
+        (panel.panel_guid, panel.api_key, 3) for panel in sim.panels
+    ]
 
 
 @pytest.mark.parametrize(

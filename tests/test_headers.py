@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+import weakref
 from contextlib import aclosing, contextmanager
 
 import doubles
@@ -188,6 +190,7 @@ async def test_attempts_report_their_own():
         (200, "req-3"),
     ]
     assert "set-cookie" not in reports[2].headers
+    assert len({*reports}) == 3  # they can be hashed
 
 
 @pytest.mark.parametrize(
@@ -241,6 +244,15 @@ def test_the_services_own_id_counts_before_those_on_the_way():
 
 def test_a_short_member_code_is_hidden_as_a_word_only():
     assert read((b"request-id", b"m1 am1b"))["request-id"] == "<hidden> am1b"
+
+
+async def test_a_result_does_not_keep_its_client():
+    async with doubles.client(doubles.Service(httpx.Response(200, json=[], headers=OWN))) as client:
+        settings, session = await client.get_settings(), weakref.ref(client._session)
+    del client
+    gc.collect()
+    assert session() is None
+    assert settings.request_id == "req-1"
 
 
 @WAYS

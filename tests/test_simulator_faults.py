@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,8 +12,8 @@ import httpx
 import pytest
 from doubles import FakeTime
 
-from sampling_async import BadRequestError
-from sampling_async.simulator import Fault, FaultPlan, Latency, Simulator, generate_inventory
+from sampling_async import BadRequestError, ResultCode
+from sampling_async.simulator import Fault, FaultPlan, Latency, Simulator, generate_inventory, read_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -522,3 +523,31 @@ async def test_each_fault_has_an_effect(name):
     fault = getattr(Fault, name)(*ARGUMENTS.get(name, ()))
     assert await seen() == await seen()
     assert await seen(fault) != await seen()
+
+
+async def test_a_fault_can_be_limited_to_one_panel():
+    sim = Simulator(seed=1, surveys=2, members=2)
+    other = sim.add_panel(members=2)
+    (fault,) = read_faults(
+        json.dumps(
+            [
+                {
+                    "Fault": "status",
+                    "Status": 400,
+                    "ResultCode": 3,
+                    "On": {"PanelGUID": f"{{{other.panel_guid.upper()}}}"},
+                }
+            ]
+        )
+    )
+    assert fault == Fault.status(400, result_code=3).on(panel_guid=f"{{{other.panel_guid.upper()}}}")
+    sim.faults.add(fault)
+    async with sim.client() as first, sim.client(panel_guid=other.panel_guid, api_key=other.api_key) as second:
+        for call in (second.get_quotas(), second.get_settings(), second.generate_invite("m000003", 1)):
+            with pytest.raises(BadRequestError) as caught:
+                await call
+            assert caught.value.result_code == ResultCode.PANEL_DOES_NOT_EXIST
+            assert caught.value.request_id.startswith("sim-")
+        assert (await second.bulk_invite("m000003", [1, 2])).counts["not_sent"] == 2
+        assert (await first.get_settings()).request_id == "sim-4"
+    assert sim.faults.struck() == ((fault, 4),)

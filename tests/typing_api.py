@@ -1,9 +1,11 @@
 """The public API as a type checker sees it. mypy and pyright read this file; it never runs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import assert_type
+from uuid import UUID
 
 from sampling_async import (
+    AttemptReport,
     BulkInviteResult,
     Change,
     Goal,
@@ -14,12 +16,14 @@ from sampling_async import (
     OutagePolicy,
     OutcomeStatus,
     OutcomeStream,
+    PanelProfile,
     PartnerSettings,
     Progress,
     QuotaChanges,
     Quotas,
     QuotaWatch,
     RecontactMembers,
+    RetryPolicy,
     SamplingClient,
     SamplingError,
     Setting,
@@ -127,3 +131,21 @@ async def watch(client: SamplingClient) -> None:
             assert_type(changes, QuotaChanges)
             async for change in changes:
                 assert_type(change, Change)
+
+
+def support(
+    error: SamplingError, report: AttemptReport, result: BulkInviteResult, guid: UUID
+) -> SamplingClient:
+    """Name a request to the operator's support, and make a client of a profile."""
+    assert_type(error.request_id, str | None)
+    assert_type(report.headers, Mapping[str, str])
+    assert_type(result.headers, Mapping[str, str])
+    assert_type(result.request_id, str | None)
+    profile = PanelProfile(
+        name="us",
+        base_url="https://sampling.example",
+        panel_guid=guid,
+        api_key=lambda: guid,
+        retry=RetryPolicy(max_attempts=2),
+    )
+    return SamplingClient.from_env(profile=profile)

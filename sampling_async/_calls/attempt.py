@@ -23,7 +23,7 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import Reply
-from sampling_async._contract.headers import request_id_of
+from sampling_async._contract.headers import no_headers, request_id_of
 from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._contract.statuses import OK
 from sampling_async._pacing.loops import CONNECT, DECODE
@@ -219,7 +219,7 @@ class Attempts:
         self._feedback.failed += isinstance(error or answer, SamplingError)
         self._log(call, track, seconds, error or answer)
         if self._hooks is not None:
-            headers = self.headers_of(call.private, track)
+            headers = self.headers_of(call.private, track) if track.is_explained else no_headers
             self._hooks.attempt_ended(
                 call, track, answer, error, seconds=seconds, before=before, headers=headers
             )

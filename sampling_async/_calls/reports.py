@@ -14,7 +14,7 @@ from anyio import get_cancelled_exc_class
 from attrs import define, field, frozen
 
 from sampling_async._contract.errors import Delivery, Endpoint, InvalidRequestError, SamplingError, ServiceError
-from sampling_async._contract.headers import HasHeaders, HeaderReader, Headers, no_headers
+from sampling_async._contract.headers import HeaderReader, no_headers, request_id_of
 from sampling_async._contract.panel_name import PanelLogger
 from sampling_async._contract.timing import STAGES, Timing
 from sampling_async._wire.track import Track
@@ -48,7 +48,7 @@ class CallTrack(Track):
 
 
 @frozen(kw_only=True)
-class AttemptReport(HasHeaders):
+class AttemptReport:
     """One attempt that has ended, for `on_attempt`.
 
     Attributes:
@@ -61,7 +61,7 @@ class AttemptReport(HasHeaders):
         delivery: Whether the attempt reached the service; `answered` after a response.
         began: Seconds from the beginning of the call to the beginning of the attempt.
         timing: Where the time went: `connect`, `send`, `first_byte` and `body`.
-        headers: Headers of the response for support cases, see `SamplingError.headers`; empty if none came.
+        headers: Headers of the response for support cases, see `SamplingError`; empty if none came.
     """
 
     endpoint: Endpoint
@@ -72,7 +72,12 @@ class AttemptReport(HasHeaders):
     delivery: Delivery
     began: float
     timing: Timing
-    headers: Headers = field(factory=dict[str, str])
+    headers: Mapping[str, str] = field(factory=dict[str, str], hash=False)
+
+    @property
+    def request_id(self) -> str | None:
+        """The ID that the service, or else a proxy, gave the request in a header; None if there was none."""
+        return request_id_of(self.headers)
 
 
 @frozen(kw_only=True)

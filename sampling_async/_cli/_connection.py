@@ -204,6 +204,8 @@ def ended_by_failure(work: Callable[[], T]) -> T:
         text = str(exc).replace("allow_http=True", "--allow-http")
         if exc.endpoint == "generate_invite" and exc.delivery == "unknown":
             text += " (an invite may exist: asking again may make a second one)"
+        if exc.request_id is not None:
+            text += f" (request ID {exc.request_id})"
         fail(text, exit_code_of(exc))
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)

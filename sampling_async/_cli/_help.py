@@ -145,6 +145,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async simulate",
         "sampling-async simulate --members panel.jsonl",
         "sampling-async simulate --port 0 \\\n  --latency-base 0.05 --workers 4",
+        "sampling-async simulate --panels 5 --profiles panels.toml",
         "sampling-async simulate --faults faults.json",
         "sampling-async simulate --notify urls.json",
     ),

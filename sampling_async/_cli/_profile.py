@@ -113,7 +113,7 @@ def add(
     show.note(f"Profile {name} is in {path}. Next: {way}, then sampling-async doctor --profile {name}")
 
 
-def _asked(given: str | None, option: str, question: str, default: str | None = None) -> str:
+def _asked(given: str | None, its_option: str, question: str, default: str | None = None) -> str:
     """Return a value that was given, or ask a person for it; without one, the default."""
     if given is not None:
         return given
@@ -122,7 +122,7 @@ def _asked(given: str | None, option: str, question: str, default: str | None = 
         answer: str = typer.prompt(question, default=default, err=True)
         return answer.strip()
     if default is None:
-        raise InvalidRequestError(f"give {option}; without a terminal, nobody can be asked")
+        raise InvalidRequestError(f"give {its_option}; without a terminal, nobody can be asked")
     return default
 
 

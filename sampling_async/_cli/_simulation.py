@@ -25,6 +25,9 @@ from sampling_async._cli._match_options import bands_file, check_place
 from sampling_async._cli._options import flag, given, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._private_files import written_whole
+from sampling_async._profiles.file import text_of
+from sampling_async._profiles.record import PanelProfile
+from sampling_async._wire.address import is_loopback
 from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ _BADLY: Final[dict[str, Any]] = {
     "terminated_late": 0.02,
     "reconciled": 0.02,
 }
+_WRITTEN_BY: Final = "# Written by `sampling-async simulate`, which replaces it.\n"
 _SUFFIXES: Final = (".parquet", ".jsonl")
 _MOST_MEMBERS = 10_000_000
 _DIGITS = 8
@@ -113,6 +117,12 @@ def simulate(
             "`match`. Give it twice for both.",
         ),
     ] = None,
+    panels: Annotated[
+        int, option("N", "The number of panels, each with a Guid, a key and members.", min=1)
+    ] = 1,
+    profiles: Annotated[
+        Path | None, option("FILE", "Write a file of profiles p1, p2 ..., one for each panel.")
+    ] = None,
     faults: Annotated[
         Path | None,
         option(
@@ -129,7 +139,8 @@ def simulate(
 ) -> None:
     """Run a simulated service for development, until Ctrl-C.
 
-    The command prints the address, panel and key, to copy into another shell.
+    The command prints the address, panel and key, to copy into another shell. In
+    a file or a pipe, it prints what a shell can source.
     """
     need_simulator()
     from sampling_async.simulator import Latency, Notifying, Simulator  # noqa: PLC0415  an extra, slow to load
@@ -137,6 +148,8 @@ def simulate(
     size, files = _size_and_files(members or [])
     planned = _faults_of(faults)
     urls = notify.urls()
+    if profiles is not None:
+        _check_profiles_file(profiles)
     badly = _BADLY if notify.notify_badly else {}
     try:
         simulator = Simulator(
@@ -149,15 +162,19 @@ def simulate(
         )
     except ValueError as exc:
         raise InvalidRequestError(str(exc)) from None
+    for _ in range(1, panels):
+        simulator.add_panel(members=size)
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
     with listening(host, port) as listener:
         free_port: int = listener.getsockname()[1]
     for file in files:
         write_panel(simulator.members.values(), file)
+    if profiles is not None:
+        _write_profiles(simulator, f"http://{_in_url(host)}:{free_port}", profiles)
     if as_json:
         show.emit_json(_service_json(simulator, host, free_port))
     else:
-        _show_service(simulator, host, free_port, files)
+        _show_service(simulator, f"http://{_in_url(host)}:{free_port}", files, profiles)
     simulator.notification_urls = urls
     sending = simulator.notifications.sending_to(urls) if urls is not None else nullcontext()
     with suppress(KeyboardInterrupt), sending:  # the usual end
@@ -240,7 +257,58 @@ def _service_json(simulator: Any, host: str, port: int) -> dict[str, Any]:
         "Members": len(simulator.members),
         "Surveys": len(simulator.inventory.surveys),
         "RecontactQuotaIDs": list(simulator.recontact_quota_ids),
+        "Panels": [
+            {"PanelGUID": panel.panel_guid, "APIKey": panel.api_key, "Members": len(panel.members)}
+            for panel in simulator.panels
+        ],
     }
+
+
+def _variable(number: int) -> str:
+    return f"SAMPLING_API_KEY_P{number}"
+
+
+def _check_profiles_file(file: Path) -> None:
+    """Refuse a file that somebody else has written: it may hold the only copy of other profiles."""
+    check_place("--profiles", file)
+    if file.exists() and not file.read_text("utf-8", "replace").startswith(_WRITTEN_BY):
+        raise InvalidRequestError(f"--profiles {file} holds other profiles; name another file")
+
+
+def _write_profiles(simulator: Any, base_url: str, file: Path) -> None:
+    tables = [
+        text_of(
+            PanelProfile(
+                name=f"p{number}",
+                base_url=base_url,
+                panel_guid=panel.panel_guid,
+                api_key_variable=_variable(number),
+                allow_http=not is_loopback(urlsplit(base_url).hostname or ""),
+            )
+        )
+        for number, panel in enumerate(simulator.panels, 1)
+    ]
+    with written_whole(file) as unfinished:
+        unfinished.write_text("\n".join([_WRITTEN_BY, *tables]), encoding="utf-8")
+
+
+def _exports(simulator: Any, base_url: str, profiles: Path | None) -> list[str]:
+    """Return lines for a shell: the panels by profiles, or the first panel, and the others beside it."""
+    panels = list(enumerate(simulator.panels, 1))
+    keys = [f"export {_variable(number)}={panel.api_key}" for number, panel in panels]
+    if profiles is not None:
+        # What is left of another panel would be refused together with a profile.
+        file = shlex.quote(str(profiles.absolute()))
+        return ["unset SAMPLING_BASE_URL SAMPLING_PANEL_GUID", f"export SAMPLING_PROFILES={file}", *keys]
+    first = [
+        f"export SAMPLING_BASE_URL={base_url}",
+        f"export SAMPLING_PANEL_GUID={simulator.panel_guid}",
+        f"export SAMPLING_API_KEY={simulator.api_key}",
+    ]
+    if len(panels) == 1:
+        return first
+    guids = [f"export SAMPLING_PANEL_GUID_P{number}={panel.panel_guid}" for number, panel in panels]
+    return [*first, *(line for pair in zip(guids, keys, strict=True) for line in pair)]
 
 
 def _in_url(host: str) -> str:
@@ -249,26 +317,34 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _show_service(simulator: Any, host: str, port: int, files: tuple[Path, ...] = ()) -> None:
-    address = _in_url(host)
+def _show_service(simulator: Any, base_url: str, files: tuple[Path, ...], profiles: Path | None) -> None:
     member_code = next(iter(simulator.members))
     quota_ids = [quota.quota_id for survey in simulator.inventory.surveys for quota in survey.quotas]
-    lines = (
-        f"Simulated service at http://{address}:{port} with {len(quota_ids):,} quotas. In another shell:",
-        f"  export SAMPLING_BASE_URL=http://{address}:{port}",
-        f"  export SAMPLING_PANEL_GUID={simulator.panel_guid}",
-        f"  export SAMPLING_API_KEY={simulator.api_key}",
-        "Then try:",
-        "  sampling-async quotas",
-        "  " + " ".join(["sampling-async bulk-invite", member_code, *map(str, quota_ids[:3])]),
-        *(f"  sampling-async recontact {each}" for each in simulator.recontact_quota_ids[:1]),
-        *(f"  sampling-async match {shlex.quote(str(file))}" for file in files),
-        *(f"  sampling-async campaign {shlex.quote(str(file))} --out night --dry-run" for file in files),
+    chosen = "" if profiles is None else " --profile p1"
+    number = len(simulator.panels)
+    its_panels = "" if number == 1 else f" and {number} panels"
+    title = f"Simulated service at {base_url} with {len(quota_ids):,} quotas{its_panels}. In another shell:"
+    tries = (
+        f"sampling-async quotas{chosen}",
+        " ".join([f"sampling-async bulk-invite{chosen}", member_code, *map(str, quota_ids[:3])]),
+        *(f"sampling-async recontact {each}{chosen}" for each in simulator.recontact_quota_ids[:1]),
+        *(f"sampling-async match {shlex.quote(str(file))}{chosen}" for file in files),
+        *(f"sampling-async campaign {shlex.quote(str(file))} --out night --dry-run{chosen}" for file in files),
     )
     screen = show.screen()
-    for line in lines:
-        screen.print(Text(line, "" if line.startswith(" ") else "bold"), soft_wrap=True)
-    screen.print(Text("Press Ctrl-C to end it.", "dim"), soft_wrap=True)
+    # In a file or a pipe, all but the settings are comments, so that a shell can source it.
+    hidden = "" if screen.is_terminal else "# "
+
+    def show_line(text: str, style: str = "") -> None:
+        screen.print(Text(text, style), soft_wrap=True)
+
+    show_line(f"{hidden}{title}", "bold")
+    for line in _exports(simulator, base_url, profiles):
+        show_line(f"  {line}")
+    show_line(f"{hidden}Then try:", "bold")
+    for line in tries:
+        show_line(f"{hidden}  {line}")
+    show_line(f"{hidden}Press Ctrl-C to end it.", "dim")
     # The server runs until a signal; without a flush, a pipe would get these lines only then.
     screen.file.flush()
 

@@ -24,9 +24,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-from sampling_async._contract.headers import HasHeaders, Headers
+from sampling_async._contract.headers import request_id_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sampling_async._contract.timing import Timing
@@ -48,7 +49,7 @@ Endpoint: TypeAlias = Literal[
 E = TypeVar("E", bound="SamplingError")
 
 
-class SamplingError(HasHeaders, Exception):
+class SamplingError(Exception):
     """The base class of all errors of this package.
 
     Attributes:
@@ -72,7 +73,7 @@ class SamplingError(HasHeaders, Exception):
     retry_after: float | None
     permanent: bool
     timing: Timing | None
-    headers: Headers
+    headers: Mapping[str, str]
 
     def __init__(
         self,
@@ -91,6 +92,11 @@ class SamplingError(HasHeaders, Exception):
         self.permanent = permanent
         self.timing = None
         self.headers = {}
+
+    @property
+    def request_id(self) -> str | None:
+        """The ID that the service, or else a proxy, gave the request in a header; None if there was none."""
+        return request_id_of(self.headers)
 
     def __str__(self) -> str:
         message = super().__str__()
@@ -138,8 +144,8 @@ class ServiceError(SamplingError):
         status: The HTTP status.
         result: The service's name for the error (`PANEL_DOES_NOT_EXIST`), or None if the body gave none.
         result_code: The service's number for the error, see `ResultCode`, or None if the body gave none.
-        body_excerpt: The first 200 characters of the body, printable, without the key and the member code.
-            It is never part of the error's text.
+        body_excerpt: The first 200 characters of the body, printable, without the key, the panel and the member
+            code. It is never part of the error's text.
     """
 
     status: int

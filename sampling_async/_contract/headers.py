@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 REQUEST_IDS: Final = (
     "x-request-id",
@@ -40,32 +40,13 @@ OF_INTEREST: Final = (
 )
 """All that are kept. Others may hold a session or a URL: Set-Cookie, Location."""
 
-Headers: TypeAlias = Mapping[str, str]
-
-
-class HasHeaders:
-    """What a response came to, with headers of it."""
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        @property
-        def headers(self) -> Headers: ...
-
-    @property
-    def request_id(self) -> str | None:
-        """The ID that the service, or else a proxy, gave the request in a header; None if there was none."""
-        return request_id_of(self.headers)
-
-
-def request_id_of(headers: Headers) -> str | None:
-    return next((headers[name] for name in REQUEST_IDS if name in headers), None)
-
-
-HeaderReader: TypeAlias = Callable[[], Headers]
+HeaderReader: TypeAlias = Callable[[], Mapping[str, str]]
 """Reads and cleans the headers of a response. Most responses need none, so this happens when they are read."""
 
 
-def no_headers() -> Headers:
+def no_headers() -> Mapping[str, str]:
     return {}
+
+
+def request_id_of(headers: Mapping[str, str]) -> str | None:
+    return next((headers[name] for name in REQUEST_IDS if name in headers), None)

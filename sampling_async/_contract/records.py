@@ -30,7 +30,7 @@ Double: TypeAlias = Annotated[float, Meta(gt=-(2.0**63), lt=2.0**63)]
 Link: TypeAlias = Annotated[str, Meta(min_length=1)]
 """A text that is not empty, likewise."""
 
-_ACRONYMS: Final = {"id": "ID", "ids": "IDs", "loi": "LOI", "ir": "IR", "url": "URL"}
+_ACRONYMS: Final = {"id": "ID", "ids": "IDs", "loi": "LOI", "ir": "IR", "guid": "GUID", "url": "URL"}
 
 
 def wire_name(attribute: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import field, fields, frozen
 
-from sampling_async._contract.headers import HasHeaders, HeaderReader, Headers, no_headers
+from sampling_async._contract.headers import HeaderReader, no_headers, request_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def _second() -> float:
@@ -58,7 +61,7 @@ STAGES: Final = tuple(each.name for each in fields(Timing) if each.name != "atte
 """The names of the stages, in the order of `Timing`."""
 
 
-class CallResult(HasHeaders):
+class CallResult:
     """What a call returned, with its time and response headers. Those are not compared and not pickled."""
 
     __slots__ = ()
@@ -72,13 +75,18 @@ class CallResult(HasHeaders):
         return getattr(self, "_timing", None)
 
     @property
-    def headers(self) -> Headers:
+    def headers(self) -> Mapping[str, str]:
         """Headers of the response for support cases, such as `x-request-id` and `date`; empty if it had none.
 
         Names are in lower case. Values are printable ASCII of at most 200 characters, and `<hidden>` stands for
         the key, the panel and the member code in them.
         """
         return getattr(self, "_read_headers", no_headers)()
+
+    @property
+    def request_id(self) -> str | None:
+        """The ID that the service, or else a proxy, gave the request in a header; None if there was none."""
+        return request_id_of(self.headers)
 
 
 class CallResultInSlots(CallResult):

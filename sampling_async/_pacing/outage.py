@@ -201,6 +201,7 @@ class Outage:
                     self._end()
                     return
                 self._plan_probe(away.retry_after)
+                logger.debug("the service is still away; probe in %.3f s", self._probe_at - self._clock())
                 self._is_doubtful = not away.is_certain
                 if away.is_certain:
                     self._known_at = self._clock()

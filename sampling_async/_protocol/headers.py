@@ -13,9 +13,7 @@ from sampling_async._contract.structs import value
 from sampling_async._protocol.refusals import decoded, without
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sampling_async._contract.headers import Headers
+    from collections.abc import Iterable, Mapping
 
 _NAMES: Final = {name.encode(): name for name in OF_INTEREST}
 _ESCAPING: Final = frozenset("%\\&+")  # without one of these, a text has no encoded form of another
@@ -32,7 +30,7 @@ class ReceivedHeaders:
     # A function, because results keep this object, and must not keep the key.
     secrets: Callable[[], tuple[str, ...]] = field(repr=False)
 
-    def __call__(self) -> Headers:
+    def __call__(self) -> Mapping[str, str]:
         """Return the headers that are kept, by their names in lower case. Values of one name are joined."""
         pairs: Iterable[tuple[bytes, bytes]] = getattr(self.raw, "raw", self.raw) or ()
         found: dict[str, bytes] = {}

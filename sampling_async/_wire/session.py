@@ -14,7 +14,7 @@ import warnings
 import weakref
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -246,7 +246,8 @@ class Session:
     ) -> None:
         self._base_url = base_url
         self._base_path = base_url.raw_path.decode().rstrip("/")
-        self._key = api_key
+        # A function without a reference to the session: results keep it, and must not keep connections.
+        self.private = partial(_forms_of, api_key)
         self._home = _Home()
         self._set_limits(timeouts)
         self._limits = limits
@@ -288,11 +289,6 @@ class Session:
     def closed(self) -> bool:
         """Whether this session was closed, or the one that the connections belong to."""
         return self._is_closed or self._home.closed
-
-    def private(self) -> tuple[str, ...]:
-        """Return the key in the forms that a response may repeat, so that they can be removed from messages."""
-        key = self._key.reveal()
-        return key, key.replace("-", "")
 
     def attempt(
         self, call: Call[Any], track: Track, within: float = inf, read: BodyReader | None = None
@@ -468,6 +464,11 @@ class Session:
         if not self._is_view and self._home.loop is not None and not self.closed:
             text = f"unclosed SamplingClient of {self._base_url.host}: use `async with`, or call aclose()"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+
+def _forms_of(key: Secret) -> tuple[str, ...]:
+    """Return the key in the forms that a response may repeat, so that they can be removed from messages."""
+    return key.reveal(), key.reveal().replace("-", "")
 
 
 async def _read_whole(body: LimitedBody) -> Reply:

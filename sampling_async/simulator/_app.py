@@ -117,7 +117,12 @@ class ServiceApp:
         connection = connection_of(request.scope)
         time = self._clock() - self._began
         call = attrs.evolve(call, request_number=self._ledger.open_request())
-        faults = self._faults.draw(call.endpoint, member_code=call.member_code, quota_ids=call.quota_ids or ())
+        faults = self._faults.draw(
+            call.endpoint,
+            panel_guid=call.panel_guid,
+            member_code=call.member_code,
+            quota_ids=call.quota_ids or (),
+        )
         headers = request.headers.raw
         record = partial(
             RequestRecord,
@@ -144,7 +149,7 @@ class ServiceApp:
         answer = self._perform(call, faults, record)
         if done_in + late > 0:
             await connection.pause(done_in + late, self._sleep)
-        return self._reply(answer, faults, request, connection)
+        return self._reply(answer, call.request_number, faults, request, connection)
 
     def _perform(
         self, call: ServiceCall, faults: Sequence[Fault], record: Callable[..., RequestRecord]
@@ -179,10 +184,15 @@ class ServiceApp:
         return answer
 
     def _reply(
-        self, answer: ServiceResponse, faults: Sequence[Fault], request: Request, connection: ClientConnection
+        self,
+        answer: ServiceResponse,
+        number: int,
+        faults: Sequence[Fault],
+        request: Request,
+        connection: ClientConnection,
     ) -> Response:
         content = encoded(answer.body)
-        headers = {"Content-Type": answer.content_type, **answer.headers}
+        headers = {"Content-Type": answer.content_type, "X-Request-ID": f"sim-{number}", **answer.headers}
         if self._gzip and len(content) > _GZIP_FROM and "gzip" in request.headers.get("accept-encoding", ""):
             content = self._compressed(content)
             headers["Content-Encoding"] = "gzip"

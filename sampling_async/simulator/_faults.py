@@ -82,6 +82,7 @@ class Fault:
         Fault.delay(3).on("bulk_invite", after=10, times=2)         the 11th and 12th bulk invite
         Fault.html().on(probability=0.01)                           one request in a hundred, seeded
         Fault.refusal(39).on(member_code="m000007")                 every invite of that member
+        Fault.status(400, result_code=3).on(panel_guid=guid)        one panel is refused, the others go on
         Fault.refusal(9).on(quota_id=1100042)                       that quota, also as one item of a bulk
 
     Faults apply also to requests with a wrong key or panel. Several faults can apply to one request: delays add
@@ -97,8 +98,10 @@ class Fault:
         member_code: The only member whose requests it applies to, or None for all.
         quota_id: The quota ID that a request must name, alone or among others; None for any. A refusal then
             applies to this ID only.
+        panel_guid: The only panel whose requests it applies to, or None for all.
         result_code: The code of a refusal.
-        every: It applies only to every so-many-th of the requests that fit endpoint, member and quota ID.
+        every: It applies only to every so-many-th of the requests that fit endpoint, member, quota ID and
+            panel.
         after: It does not apply to the first so many of these requests.
         times: How many times it applies at most; None for no limit.
         probability: The chance that it applies to a request that passes all other limits. It is drawn from the
@@ -119,6 +122,7 @@ class Fault:
     endpoint: Endpoint | None = None
     member_code: str | None = field(default=None, validator=_of_type(str))
     quota_id: int | None = field(default=None, validator=_of_type(int))
+    panel_guid: str | None = field(default=None, validator=_of_type(str))
     every: int = field(default=1, validator=attrs.validators.ge(1))
     after: int = field(default=0, validator=attrs.validators.ge(0))
     times: int | None = field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
@@ -132,6 +136,7 @@ class Fault:
         *,
         member_code: str | None = None,
         quota_id: int | None = None,
+        panel_guid: str | None = None,
         every: int | None = None,
         after: int | None = None,
         times: int | None = None,
@@ -139,8 +144,8 @@ class Fault:
     ) -> Fault:
         """Return the fault limited to some requests; see the attributes.
 
-        `every`, `after` and `times` count the requests that fit endpoint, member and quota ID. An argument that
-        is not given leaves the fault's limit as it is.
+        `every`, `after` and `times` count the requests that fit endpoint, member, quota ID and panel. An
+        argument that is not given leaves the fault's limit as it is.
 
         Raises:
             ValueError: There is no such endpoint, a value is of another type, or a number is out of range.
@@ -151,6 +156,7 @@ class Fault:
             )
         given: dict[str, Any] = {
             "endpoint": endpoint,
+            "panel_guid": panel_guid,
             "member_code": member_code,
             "quota_id": quota_id,
             "every": every,
@@ -296,9 +302,13 @@ class _Planned:
     seen: int = 0
     struck: int = 0
 
-    def strikes(self, endpoint: Endpoint, member_code: str | None, quota_ids: Sequence[int]) -> bool:
+    def strikes(
+        self, endpoint: Endpoint, panel_guid: str | None, member_code: str | None, quota_ids: Sequence[int]
+    ) -> bool:
         """Count a request and return whether the fault applies to it."""
         fault = self.fault
+        if fault.panel_guid is not None and _plain(fault.panel_guid) != _plain(panel_guid):
+            return False
         if fault.endpoint not in {None, endpoint} or fault.member_code not in {None, member_code}:
             return False
         if fault.quota_id is not None and fault.quota_id not in quota_ids:
@@ -350,11 +360,22 @@ class FaultPlan:
         return tuple((planned.fault, planned.struck) for planned in self._planned)
 
     def draw(
-        self, endpoint: Endpoint, *, member_code: str | None = None, quota_ids: Sequence[int] = ()
+        self,
+        endpoint: Endpoint,
+        *,
+        panel_guid: str | None = None,
+        member_code: str | None = None,
+        quota_ids: Sequence[int] = (),
     ) -> tuple[Fault, ...]:
         """Count a request and return the faults that apply to it, in the order in which they were added."""
         planned = self._planned
-        return tuple([each.fault for each in planned if each.strikes(endpoint, member_code, quota_ids)])
+        request = endpoint, panel_guid, member_code, quota_ids
+        return tuple([each.fault for each in planned if each.strikes(*request)])
+
+
+def _plain(guid: str | None) -> str | None:
+    """Return a Guid as the service compares it: without braces, in any case."""
+    return None if guid is None else guid.strip("{}").lower()
 
 
 def altered(answer: ServiceResponse, fault: Fault, random: Random) -> ServiceResponse:
