@@ -198,8 +198,7 @@ async def test_a_double_click_gets_the_link_that_the_first_click_has_entered(tmp
         await wait_all_tasks_blocked()
         clock.now += 1
         panel.answers[2].set()
-        while len(urls) < 2:
-            await anyio.sleep(0.01)
+        await until(lambda: len(urls) == 2)
         assert len(set(urls)) == 1
         clock.now += 1
         assert (await click(one)).invite.quota_id == 1

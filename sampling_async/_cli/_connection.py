@@ -140,6 +140,7 @@ class ServiceOptions:
             proxy=self.proxy_address(profile),
             ssl_context=self.tls_context(profile),
             idle_seconds=_IDLE_SECONDS if idle is None else idle,
+            name=None if profile is None else profile.name,
         )
 
     def may_be_http(self, profile: PanelProfile | None) -> bool:

@@ -116,6 +116,9 @@ class MemberHistory:
         if kind == "completion":
             self._completed[survey_id, wave_id] = at
 
+    def entered_at(self, quota_id: int) -> float | None:
+        return self._started.get(quota_id)
+
     def has_ended(self, survey_id: int) -> bool:
         return survey_id in self._ended
 

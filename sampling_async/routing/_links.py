@@ -107,10 +107,11 @@ def begin(store: SqlStore, wish: Wish) -> Turn:
 
 
 def _waits(link: Link, history: MemberHistory, wish: Wish) -> bool:
+    entered = history.entered_at(link.quota_id)
     return (
         link.state == "invited"
         # A click that came before another one entered the link, in the same moment, gets the same link.
-        and (link.entered is None or link.entered >= wish.began)
+        and (entered is None or entered > wish.began)
         and link.until > wish.now
         and not history.has_ended(link.survey_id)
         and (wish.quota_ids is None or link.quota_id in wish.quota_ids)
