@@ -124,10 +124,10 @@ class PostgresStore(SqlStore):
             if connection is not None:
                 connection.close()
 
-    def _connected(self, *, is_long: bool = False) -> LimitedConnection:
+    def _connected(self, *, may_make: bool, is_long: bool = False) -> LimitedConnection:
         if not self._is_made:
-            self._make()
-        made: LimitedConnection = _driver().connect(
+            self._make(may_make=may_make)
+        made: LimitedConnection = _driver().new_connection(
             self._options, self.schema, seconds=self.timeout, is_long=is_long
         )
         return made
@@ -145,7 +145,7 @@ class PostgresStore(SqlStore):
                 raise self._error("was not reached a moment ago")
             try:
                 with self._failing("cannot be opened"):
-                    self._writer = self._connected()
+                    self._writer = self._connected(may_make=True)
             except StoreError:
                 self._away_until = time.monotonic() + _AWAY_SECONDS
                 raise
@@ -160,12 +160,15 @@ class PostgresStore(SqlStore):
 
     # --- Tables
 
-    def _make(self) -> None:
-        """Make the tables that are missing, and bring those of an older form up to date."""
+    def _make(self, *, may_make: bool) -> None:
+        """Make the tables if there are none, or bring those of an older form up to date."""
         # Older tables may be large, so the statements may take long.
-        connection = _driver().connect(self._options, self.schema, seconds=self.timeout, is_long=True)
+        connection = _driver().new_connection(self._options, self.schema, seconds=self.timeout, is_long=True)
         with closing(connection):
-            if self._form(connection) != FORM:
+            form = self._form(connection)
+            if form == 0 and not may_make:
+                raise self._error("cannot be read: it has no tables, an inbox makes them", permanent=True)
+            if form != FORM:
                 connection.begin()
                 connection.run("SELECT pg_advisory_xact_lock(?)", (self._number_of("tables"),))
                 # Read again under the lock, because another process may have done it meanwhile.
@@ -254,7 +257,7 @@ class PostgresStore(SqlStore):
         with self._failing(what):
             connection = None if is_long else self._idle_reader()
             if connection is None:
-                connection = self._connected(is_long=is_long)
+                connection = self._connected(may_make=False, is_long=is_long)
             try:
                 yield connection.run
             except BaseException:
