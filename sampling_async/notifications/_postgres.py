@@ -80,7 +80,7 @@ class PostgresStore(SqlStore):
         # Kept between two readings, because connecting takes longer than most of them.
         self._reader: LimitedConnection | None = None
         self._reader_lock = threading.Lock()
-        self._away_until = 0.0
+        self._away, self._away_until = "", 0.0
 
     @safe_repr
     def __repr__(self) -> str:
@@ -135,19 +135,18 @@ class PostgresStore(SqlStore):
     def _connected_writer(self) -> LimitedConnection:
         """Return the connection for transactions, a new one if it is lost.
 
-        A database that was away a moment ago is not tried again yet: those who wait would wait for it one after
-        the other.
+        A database that was away a moment ago is not tried again yet, or all who wait would do so in turn.
         """
         if not self._is_open:
             raise self._error("is not open")
         if self._writer is None or self._writer.closed:
             if time.monotonic() < self._away_until:
-                raise self._error("was not reached a moment ago")
+                raise StoreError(self._away)
             try:
                 with self._failing("cannot be opened"):
                     self._writer = self._connected(may_make=True)
-            except StoreError:
-                self._away_until = time.monotonic() + _AWAY_SECONDS
+            except StoreError as exc:
+                self._away, self._away_until = str(exc), time.monotonic() + _AWAY_SECONDS
                 raise
         return self._writer
 

@@ -136,7 +136,7 @@ class StoreRules:
                 _same(found[Kind.COMPLETION], (Validity.STANDS, State.PENDING))
 
     def test_a_terminate_that_a_handler_has_seen_is_corrected(self) -> None:
-        """A completion then makes one more fact: a terminate, `OVERRULED`, whose `corrects` is the first one."""
+        """A completion then makes one more fact: a terminate, `OVERRULED`, whose `corrects` is the first."""
         for is_settled in (True, False):
             with _opened(self.new_store()) as store:
                 _put(store, "terminate", _TERMINATE)
@@ -378,7 +378,7 @@ class StoreRules:
             _same(list(of_member.values()), [sorted(numbers) for numbers in of_member.values()])
 
     def _at_once(self, work: Callable[[Store, int], None]) -> Generator[Store]:
-        """Run work in threads with stores over one database, then yield one; nothing if they cannot share it."""
+        """Run work in threads with stores over one database, then yield one; none if they cannot share it."""
         with _opened(self.new_store()) as first:
             others = [self.same_store(first) for _ in range(_AT_ONCE - 1)]
             failures: list[BaseException] = []
