@@ -94,6 +94,11 @@ class PostgresStore(SqlStore):
         )
         return f"postgresql://{user}{'@' * bool(user)}{host}{':' * bool(port)}{port}/{database} ({self.schema})"
 
+    @property
+    def has_password(self) -> bool:
+        """Whether the address holds a password. Better it stands in `PGPASSWORD` or `~/.pgpass`."""
+        return "password" in self._options
+
     def copy(self) -> Self:
         """Return a store of the same database and schema that is not open."""
         made = type(self)("postgresql://", schema=self.schema, timeout=self.timeout)
