@@ -337,6 +337,7 @@ def _fact_json(fact: Fact[Any]) -> dict[str, Any]:
     )
     return {
         "FactID": fact.id,
+        "Key": fact.key,
         "Kind": str(fact.kind or "unknown"),
         **show.fields_of(fact, "posted_as fields anomaly receipts differing received_at verified corrects"),
         "Standing": fact.validity,
