@@ -220,6 +220,13 @@ def proxies(session: nox.Session) -> None:
 
 
 @nox.session
+def postgres(session: nox.Session) -> None:
+    """Run the tests that take a PostgreSQL server, which they start; says if there is none to start."""
+    install(session, "tests")
+    session.run("python", "-W", "error", "-m", "pytest", "-m", "postgres", "-rs", *session.posargs)
+
+
+@nox.session
 def uvloop(session: nox.Session) -> None:
     """Run the tests that take an event loop on uvloop, which uvicorn runs services on."""
     install(session, "tests")

@@ -16,18 +16,18 @@ from sampling_async.notifications import (
     OutcomeLedger,
     OutcomeRow,
     QuotaFunnel,
-    SqliteStore,
     StoreError,
     SurveyEnding,
 )
+from sampling_async.notifications._stores import store_of
 from sampling_async.simulator import Notifying, Simulator
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "n.db"
+def path(new_address):
+    return new_address()
 
 
 @pytest.fixture
@@ -398,12 +398,12 @@ async def test_a_store_that_is_not_there_is_an_error_when_it_is_read(ledger):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_it_agrees_with_the_simulator(tmp_path, seed):
+async def test_it_agrees_with_the_simulator(path, seed):
     notifying = Notifying(
         completes=0.4, repeated=0.2, drifted=0.2, corrected=0.2, terminated_late=0.2, late=0.2
     )
     sim = Simulator(seed=seed, surveys=10, members=30, notifying=notifying)
-    store = SqliteStore(tmp_path / "n.db")
+    store = store_of(path)
     ledger = OutcomeLedger(store)
     quota_ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
     async with (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sqlite3
 import stat
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -725,3 +727,65 @@ def test_receipts_are_pruned_and_facts_stay(store):
 def test_a_store_that_cannot_be_pruned_says_why(tmp_path):
     with pytest.raises(StoreError, match="cannot be pruned"):
         SqliteStore(tmp_path / "no.db").prune(datetime.now(UTC))
+
+
+# --- Keys
+
+
+def keys_of(store, hits):
+    with store.transaction():
+        store.receive_all(hits)
+    return [fact.key for fact in facts(store)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_are_one_for_each_fact_and_the_same_in_every_store(new_address, tmp_path, seed):
+    """Also if handlers have seen some facts, and if the hits come a second time, as after a restore."""
+    hits, found = odd_hits(seed), []
+    for address in (new_address(), new_address(), tmp_path / "another.db"):
+        with closing(store_of(address)) as opened:
+            opened.open()
+            keys_of(opened, hits[:150])
+            for fact in claim(opened, now=DAY + 1_000):
+                settle(opened, fact)
+            keys_of(opened, hits)
+            found.append(keys_of(opened, hits))
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == len(found[0]) > 100
+    assert all(re.fullmatch(r"[0-9a-f]{32}(-overruled)?", key) for key in found[0])
+
+
+def test_an_end_that_is_moved_into_its_wave_keeps_its_key(store):
+    put(store, "terminate", {**WITHOUT_WAVE, "Revenue": None})
+    (terminate,) = claim(store)
+    settle(store, terminate)
+    put(store, "completion", COMPLETION)
+    (completion,) = claim(store)
+    settle(store, completion)
+    (correction,) = claim(store)
+    moved = facts(store)[0]
+    assert (moved.id, moved.key) == (terminate.id, terminate.key)
+    assert correction.key == f"{terminate.key}-overruled"
+
+
+def test_ends_of_two_quotas_that_come_without_their_wave_have_two_keys(store):
+    """The first is moved into its wave; then the second has the identity that the first one had."""
+    for fields in (WITHOUT_WAVE, COMPLETION, {**WITHOUT_WAVE, "QuotaID": 2200}, {**COMPLETION, "WaveId": 0}):
+        put(store, "completion", fields)
+    assert len({fact.key for fact in facts(store)}) == len(facts(store)) == 2
+
+
+def test_the_key_of_a_fact_does_not_depend_on_what_came_before(new_address):
+    found = []
+    for order in ((COMPLETION, TERMINATE), (TERMINATE, COMPLETION)):
+        with closing(store_of(new_address())) as opened:
+            opened.open()
+            for fields in order:
+                put(opened, "terminate" if "Reason" in fields else "completion", fields)
+            found.append({fact.kind: fact.key for fact in facts(opened)})
+    assert found[0] == found[1]
+
+
+def test_the_key_shows_no_member(store):
+    put(store, "completion", {**COMPLETION, "UniqueCode": "abcdef"})
+    assert "abcdef" not in facts(store)[0].key

@@ -89,8 +89,9 @@ class Settings:
         "Seconds between two polls of the quotas: closed ones are not requested. 0: never. Default: 60.",
         min=0,
     )
-    notifications: Path | None = _of_run(
-        "FILE", "The store of `notifications serve`: quotas that it reports as closed are not requested."
+    notifications: str | None = _of_run(
+        "FILE|ADDRESS",
+        "The store of `notifications serve`: quotas that it reports as closed are not requested.",
     )
     max_turns: int | None = _of_run(
         "N", "The most requests for one member, if some of its quotas are refused. Default: 3.", min=1
@@ -149,9 +150,8 @@ class SavedOptions:
         found: dict[str, Any] = {} if text is None else json.loads(text)
         known = {each.name for each in fields(Settings)}
         values = {name: value for name, value in found.items() if name in known and value is not None}
-        for name in ("bands", "notifications"):
-            if name in values:
-                values[name] = Path(values[name])
+        if "bands" in values:
+            values["bands"] = Path(values["bands"])
         return cls(panel=found.get("panel"), settings=evolve(DEFAULTS, **values))
 
 

@@ -22,9 +22,9 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign_options import LimitOptions, RunOptions, SavedOptions, Settings
 from sampling_async._cli._campaign_view import Display, RunMetrics
 from sampling_async._cli._connection import ServiceOptions, fail
-from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._panel_files import read_inventory
 from sampling_async._cli._signals import SignalHandler
+from sampling_async._cli._stores import existing_store
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._pacing.threads import CancelFlag
 from sampling_async.campaign import LESSONS, Campaign, Limits, Plan
@@ -34,7 +34,8 @@ from sampling_async.campaign._planning import plan_of
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
-from sampling_async.notifications import Inbox
+from sampling_async.notifications import Inbox, PostgresStore
+from sampling_async.notifications._postgres import is_dsn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -239,7 +240,12 @@ def _checked(saved: SavedOptions) -> SavedOptions:
         if value is not None and value <= 0:
             raise InvalidRequestError(f"{option} must be above 0, not {value:g}")
     if settings.notifications is not None:
-        existing_store(settings.notifications)
+        store = existing_store(settings.notifications)
+        if isinstance(store, PostgresStore) and store.has_password:
+            raise InvalidRequestError(
+                "--notifications is saved with the campaign: leave the password out of the address, and give it"
+                " in PGPASSWORD or ~/.pgpass"
+            )
         if not settings.watch:
             raise InvalidRequestError("--notifications needs --watch: both are about what is closed meanwhile")
     _allocate(settings)
@@ -247,8 +253,12 @@ def _checked(saved: SavedOptions) -> SavedOptions:
 
 
 def _absolute(settings: Settings) -> Settings:
-    paths: dict[str, Any] = {"bands": settings.bands, "notifications": settings.notifications}
-    return evolve(settings, **{name: path.absolute() for name, path in paths.items() if path is not None})
+    bands, store = settings.bands, settings.notifications
+    return evolve(
+        settings,
+        bands=None if bands is None else bands.absolute(),
+        notifications=store if store is None or is_dsn(store) else str(Path(store).absolute()),
+    )
 
 
 def _absolute_panel(panel: str | None) -> str | None:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -69,8 +68,8 @@ _SHOWN: Final[Mapping[Verdict, tuple[str, str]]] = {
 
 @frozen(kw_only=True)
 class DoctorOptions:
-    store: Path | None = given(
-        "FILE", "The store of `notifications serve`, to compare its URLs with the operator's."
+    store: str | None = given(
+        "FILE|ADDRESS", "The store of `notifications serve`, to compare its URLs with the operator's."
     )
     public_url: str | None = given(
         "URL", "The address of your receiver, as for `notifications serve`; with --store."
@@ -83,7 +82,7 @@ class DoctorOptions:
             raise InvalidRequestError("give --store and --public-url together: they make the URLs")
         if self.store is None or self.public_url is None:
             return None
-        from sampling_async._cli._notifications import existing_store  # noqa: PLC0415  takes time to load
+        from sampling_async._cli._stores import existing_store  # noqa: PLC0415  takes time to load
         from sampling_async.notifications import Inbox, kept_secrets  # noqa: PLC0415
 
         store = existing_store(self.store)

@@ -9,25 +9,24 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from attrs import frozen
 from rich.text import Text
 
-from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import argument, flag, given, option, takes
+from sampling_async._cli._stores import STORE, existing_store, is_new, store_at
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async.notifications import (
     Completion,
     Inbox,
     Kind,
     Reconciliation,
-    SqliteStore,
+    SqlStore,
     State,
     UnknownNotification,
     Validity,
@@ -59,7 +58,6 @@ app: Final = typer.Typer(
     rich_markup_mode="rich",
 )
 
-StoreFile = Annotated[Path, option("FILE", "The file that keeps the notifications.", "--store")]
 PublicURL = Annotated[
     str | None, option("URL", "The address at which the operator reaches this, if it is another one.")
 ]
@@ -87,7 +85,7 @@ class Guard:
         default=False,
     )
 
-    def inbox(self, store: SqliteStore) -> Inbox:
+    def inbox(self, store: SqlStore) -> Inbox:
         """Return an inbox with these options, and with the secrets that are kept in its store."""
         shared = [each for each in os.environ.get(SHARED_SECRETS, "").split(",") if each.strip()]
         return Inbox(
@@ -105,7 +103,7 @@ class Guard:
 def serve(
     guard: Guard,
     *,
-    store: StoreFile,
+    store: STORE,
     port: Annotated[int, option("N", "0 for a free one.", min=0, max=65535)] = _PORT,
     host: Annotated[str, option("ADDRESS", "Where to listen.")] = "127.0.0.1",
     public_url: PublicURL = None,
@@ -120,7 +118,7 @@ def serve(
     """
     if find_spec("uvicorn") is None:
         fail('uvicorn missing: pip install "sampling-async[notifications]"', USAGE)
-    opened = SqliteStore(store)
+    opened = store_at(store)
     inbox = guard.inbox(opened)
     _until_ctrl_c(_serve(inbox, opened, host, port, public_url, as_json=as_json))
 
@@ -131,7 +129,7 @@ def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _serve(
-    inbox: Inbox, store: SqliteStore, host: str, port: int, public_url: str | None, *, as_json: bool
+    inbox: Inbox, store: SqlStore, host: str, port: int, public_url: str | None, *, as_json: bool
 ) -> None:
     import uvicorn  # noqa: PLC0415  an extra, and slow to load
 
@@ -140,7 +138,7 @@ async def _serve(
         address = f"[{host}]" if ":" in host else host
         base = public_url or f"http://{address}:{listener.getsockname()[1]}"
         urls = inbox.urls(base)
-        run_once(SqliteStore(store.path), lambda opened: opened.keep_url(base))  # for `settings`
+        run_once(store.copy(), lambda opened: opened.keep_url(base))  # for `settings`
         config = uvicorn.Config(
             inbox.app,
             lifespan="off",
@@ -163,7 +161,7 @@ async def _serve(
 @app.command("show", cls=Command)
 def show_facts(
     *,
-    store: StoreFile,
+    store: STORE,
     kind: Only = None,
     everything: Annotated[bool, flag("Quota statuses that a newer one has replaced, too.", "--all")] = False,
     as_json: AsJSON = False,
@@ -174,13 +172,13 @@ def show_facts(
 
 
 @app.command(cls=Command)
-def dead(*, store: StoreFile, as_json: AsJSON = False) -> None:
+def dead(*, store: STORE, as_json: AsJSON = False) -> None:
     """Show the dead facts: their handler has given up. `replay` makes them pending again."""
     _show(_facts(store, None, State.DEAD), as_json=as_json)
 
 
 @app.command(cls=Command)
-def tail(*, store: StoreFile, kind: Only = None) -> None:
+def tail(*, store: STORE, kind: Only = None) -> None:
     """Print facts as they come, a line of JSON each, until Ctrl-C."""
 
     async def follow() -> None:
@@ -201,7 +199,7 @@ def replay(
         list[int] | None, argument("FACT_ID", "Facts to handle again, handled ones too.", min=1)
     ] = None,
     *,
-    store: StoreFile,
+    store: STORE,
 ) -> None:
     """Make facts pending again: those named, or all dead ones."""
     count = run_once(existing_store(store), lambda opened: opened.replay(fact_ids))
@@ -213,7 +211,7 @@ def replay(
 @takes(quietable=True)
 def prune(
     *,
-    store: StoreFile,
+    store: STORE,
     days: Annotated[
         float, option("DAYS", "Days for which receipts are kept.", "--older-than", min=0, max=36_500)
     ] = 30,
@@ -221,7 +219,7 @@ def prune(
     """Delete the receipts of hits that are older than some days.
 
     Facts stay, because a repetition may come late, and so does whatever was
-    not understood. The file keeps its size and has free room.
+    not understood. A file keeps its size and has free room.
     """
     before = datetime.now(UTC) - timedelta(days=days)
     count = existing_store(store).prune(before)
@@ -233,7 +231,7 @@ def prune(
 def settings(
     service: ServiceOptions,
     *,
-    store: StoreFile,
+    store: STORE,
     public_url: PublicURL = None,
     rotate: Annotated[
         bool,
@@ -248,11 +246,11 @@ def settings(
     that one differs. The URLs hold secrets. In JSON they are what `simulate
     --notify` takes.
     """
-    if not store.exists():
+    if is_new(store):
         typer.echo(f"{store} is a new store, with new secrets; `serve` must get the same file", err=True)
-    opened = SqliteStore(store)
+    opened = store_at(store)
     secrets = rotate_secrets(opened) if rotate else kept_secrets(opened)
-    base = public_url or run_once(opened, SqliteStore.url) or _SERVED_AT
+    base = public_url or run_once(opened, SqlStore.url) or _SERVED_AT
     urls = Inbox(opened, secrets=secrets).urls(base)
     is_given = service.base_url or service.profile
     found = service.call(lambda client: client.get_settings()) if is_given else None
@@ -281,15 +279,8 @@ def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
     return "same" if value == url else "another URL"
 
 
-def existing_store(store: Path) -> SqliteStore:
-    """Return the store in a file that must be there already."""
-    if not store.is_file():
-        raise InvalidRequestError(f"{store}: no such store; `notifications serve --store FILE` makes one")
-    return SqliteStore(store)
-
-
 def _facts(
-    store: Path, kinds: list[Kind] | None, state: State | None = None, *, after: int = 0
+    store: str, kinds: list[Kind] | None, state: State | None = None, *, after: int = 0
 ) -> Iterator[Fact[Any]]:
     yield from existing_store(store).facts(kinds=kinds or None, state=state, after=after)
 
@@ -346,6 +337,7 @@ def _fact_json(fact: Fact[Any]) -> dict[str, Any]:
     )
     return {
         "FactID": fact.id,
+        "Key": fact.key,
         "Kind": str(fact.kind or "unknown"),
         **show.fields_of(fact, "posted_as fields anomaly receipts differing received_at verified corrects"),
         "Standing": fact.validity,

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from sampling_async import DecodeError, InvalidRequestError, Invite, InviteOutcome, Journal, from_json
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._notifications import existing_store
 from sampling_async._cli._options import flag, option, takes
+from sampling_async._cli._stores import STORE, existing_store, is_new, store_at
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._private_files import written_whole
 from sampling_async.notifications import OutcomeLedger, SurveyEnding
@@ -54,7 +54,7 @@ _COLUMNS: Final = (
 @takes(quietable=True)
 def outcomes(
     *,
-    store: Annotated[Path, option("FILE", "The file of `notifications serve`.", "--store")],
+    store: STORE,
     invites: Annotated[
         list[Path] | None,
         option(
@@ -79,9 +79,9 @@ def outcomes(
     Invites are joined with the completions, terminates and reconciliations of
     a store. Invites from a file get the time of the file.
     """
-    if invites and not store.exists():
+    if invites and is_new(store):
         show.note(f"{store} is a new store: it has no notifications yet")
-    ledger = OutcomeLedger(store)
+    ledger = OutcomeLedger(store_at(store))
     for file in invites or ():
         count = _record(ledger, file)
         show.note(f"New invites from {file}: {count:,}")

@@ -6,7 +6,7 @@
 
     @inbox.on(Completion)
     async def paid(fact: Fact[Completion]) -> None:
-        await book(fact.id, fact.notification.member_code, fact.notification.revenue)
+        await book(fact.key, fact.notification.member_code, fact.notification.revenue)
 
     @inbox.on(UnknownNotification)
     async def look(fact: Fact[UnknownNotification]) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _OF_FACTS: Final = (
     "id",
+    "key",
     "received_at",
     "receipts",
     "differing",

@@ -13,7 +13,8 @@ import random
 import re
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
+from concurrent.futures import Future
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -34,7 +35,6 @@ from sampling_async.notifications._store import Fact, Settled, State, Store, Sto
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from sampling_async.notifications._committer import Committer
     from sampling_async.notifications._handlers import Handler, Handlers
@@ -181,6 +181,8 @@ class Handling(BackgroundService):
         self._secrets = secrets
         self._owner = token_hex(8)
         self._held: dict[int, _Running] = {}
+        # Results that could not be stored yet, and until when that is tried.
+        self._unsettled: deque[tuple[Settled, float]] = deque()
         # Not anyio's limiter: handlers that hang must not use up the threads of the application. The places
         # bound how many are used.
         self._threads = anyio.CapacityLimiter(math.inf)
@@ -230,10 +232,12 @@ class Handling(BackgroundService):
                         with anyio.move_on_after(self._wait):
                             await self._new_facts.wait()
         finally:
+            self._settle_again()
             # So that other processes need not wait for the end of the leases.
             self._submit(lambda store: store.release(self._owner))
 
     async def _claim(self) -> list[Fact[Notification]]:
+        self._settle_again()
         kinds, most = self._handlers.kinds, self._policy.at_once - len(self._held) + self._stuck
         only, self._wait = kinds, self._policy.poll
         if most <= 0:
@@ -304,8 +308,8 @@ class Handling(BackgroundService):
         fact = running.fact
         try:
             settled = await self._attempt(running)
-            # Do not wait until this is stored: if it is not, the fact is handled once more.
-            self._submit(lambda store: store.settle(self._owner, settled))
+            # Do not wait until this is stored.
+            self._settle(settled, self._clock() + self._policy.lease)
         finally:
             del self._held[fact.id]
             self._stuck -= running.is_stuck
@@ -362,11 +366,30 @@ class Handling(BackgroundService):
         if inspect.isawaitable(result):  # a callable object whose __call__ is a coroutine function
             await result
 
-    def _submit(self, operation: Callable[[Store], object]) -> None:
+    def _settle(self, settled: Settled, until: float) -> None:
+        """Store a result; if the store is away, again before the next claim, as long as the lease lasts."""
+
+        def note(future: Future[object]) -> None:
+            if isinstance(future.exception(), StoreError) and self._clock() < until:
+                self._unsettled.append((settled, until))
+
+        self._submit(lambda store: store.settle(self._owner, settled), note)
+
+    def _settle_again(self) -> None:
+        for _ in range(len(self._unsettled)):
+            self._settle(*self._unsettled.popleft())
+
+    def _submit(
+        self, operation: Callable[[Store], object], note: Callable[[Future[object]], object] | None = None
+    ) -> None:
         try:
-            self._committer.submit(operation).add_done_callback(_log_failure)
+            future = self._committer.submit(operation)
         except StoreError as exc:
-            _LOG.warning("the state of facts cannot be stored: %s", exc)
+            future = Future()
+            future.set_exception(exc)
+        future.add_done_callback(_log_failure)
+        if note is not None:
+            future.add_done_callback(note)
 
 
 def _description(running: _Running) -> str:

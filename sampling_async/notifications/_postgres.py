@@ -80,7 +80,7 @@ class PostgresStore(SqlStore):
         # Kept between two readings, because connecting takes longer than most of them.
         self._reader: LimitedConnection | None = None
         self._reader_lock = threading.Lock()
-        self._away_until = 0.0
+        self._away, self._away_until = "", 0.0
 
     @safe_repr
     def __repr__(self) -> str:
@@ -93,6 +93,11 @@ class PostgresStore(SqlStore):
             str(self._options.get(name) or "") for name in ("user", "host", "port", "dbname")
         )
         return f"postgresql://{user}{'@' * bool(user)}{host}{':' * bool(port)}{port}/{database} ({self.schema})"
+
+    @property
+    def has_password(self) -> bool:
+        """Whether the address holds a password. Better it stands in `PGPASSWORD` or `~/.pgpass`."""
+        return "password" in self._options
 
     def copy(self) -> Self:
         """Return a store of the same database and schema that is not open."""
@@ -124,10 +129,10 @@ class PostgresStore(SqlStore):
             if connection is not None:
                 connection.close()
 
-    def _connected(self, *, is_long: bool = False) -> LimitedConnection:
+    def _connected(self, *, may_make: bool, is_long: bool = False) -> LimitedConnection:
         if not self._is_made:
-            self._make()
-        made: LimitedConnection = _driver().connect(
+            self._make(may_make=may_make)
+        made: LimitedConnection = _driver().new_connection(
             self._options, self.schema, seconds=self.timeout, is_long=is_long
         )
         return made
@@ -135,19 +140,18 @@ class PostgresStore(SqlStore):
     def _connected_writer(self) -> LimitedConnection:
         """Return the connection for transactions, a new one if it is lost.
 
-        A database that was away a moment ago is not tried again yet: those who wait would wait for it one after
-        the other.
+        A database that was away a moment ago is not tried again yet, or all who wait would do so in turn.
         """
         if not self._is_open:
             raise self._error("is not open")
         if self._writer is None or self._writer.closed:
             if time.monotonic() < self._away_until:
-                raise self._error("was not reached a moment ago")
+                raise StoreError(self._away)
             try:
                 with self._failing("cannot be opened"):
-                    self._writer = self._connected()
-            except StoreError:
-                self._away_until = time.monotonic() + _AWAY_SECONDS
+                    self._writer = self._connected(may_make=True)
+            except StoreError as exc:
+                self._away, self._away_until = str(exc), time.monotonic() + _AWAY_SECONDS
                 raise
         return self._writer
 
@@ -160,12 +164,15 @@ class PostgresStore(SqlStore):
 
     # --- Tables
 
-    def _make(self) -> None:
-        """Make the tables that are missing, and bring those of an older form up to date."""
+    def _make(self, *, may_make: bool) -> None:
+        """Make the tables if there are none, or bring those of an older form up to date."""
         # Older tables may be large, so the statements may take long.
-        connection = _driver().connect(self._options, self.schema, seconds=self.timeout, is_long=True)
+        connection = _driver().new_connection(self._options, self.schema, seconds=self.timeout, is_long=True)
         with closing(connection):
-            if self._form(connection) != FORM:
+            form = self._form(connection)
+            if form == 0 and not may_make:
+                raise self._error("cannot be read: it has no tables, an inbox makes them", permanent=True)
+            if form != FORM:
                 connection.begin()
                 connection.run("SELECT pg_advisory_xact_lock(?)", (self._number_of("tables"),))
                 # Read again under the lock, because another process may have done it meanwhile.
@@ -254,7 +261,7 @@ class PostgresStore(SqlStore):
         with self._failing(what):
             connection = None if is_long else self._idle_reader()
             if connection is None:
-                connection = self._connected(is_long=is_long)
+                connection = self._connected(may_make=False, is_long=is_long)
             try:
                 yield connection.run
             except BaseException:

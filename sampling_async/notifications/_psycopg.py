@@ -100,7 +100,7 @@ def _translated(query: str) -> bytes:
     return query.replace("%", "%%").replace("?", "%s").encode()
 
 
-def connect(
+def new_connection(
     options: Mapping[str, Any], schema: str, *, seconds: float, is_long: bool = False
 ) -> LimitedConnection:
     """Return a new connection.

@@ -125,6 +125,8 @@ class SqliteStore(SqlStore):
         """Return a block with a function that runs a statement on a connection of its own."""
         del is_long  # SQLite has no limit
         with self._failing(what), closing(self._connected()) as database:
+            if self._form(database):
+                self._make_tables(database)
             yield database.execute
 
     def _receipt_numbers(self, count: int) -> Iterable[int]:
