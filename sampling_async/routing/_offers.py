@@ -75,7 +75,7 @@ class OfferBook:
 
     def best(self, member: Member, most: int) -> list[Offer]:
         """Return what a member fits now, the best first, one quota a survey."""
-        found: dict[int, _Fitting] = {}
+        found: dict[int, _Valued] = {}
         for each in self._fitting(member):
             found.setdefault(each.survey.survey_id, each)
         return [each.offer() for each in nlargest(most, found.values(), key=lambda each: each.value)]
@@ -85,7 +85,7 @@ class OfferBook:
         found = {each.quota_id: each for each in self._fitting(member)}
         return [found[quota_id].offer() for quota_id in dict.fromkeys(quota_ids) if quota_id in found]
 
-    def _fitting(self, member: Member) -> Iterator[_Fitting]:
+    def _fitting(self, member: Member) -> Iterator[_Valued]:
         """Yield the quotas that a member fits now, those that it certainly fits first."""
         history, now = self._histories.get(member_text(member.member_code)), self._clock()
         if history is not None and history.gets_nothing(self._caps, now):
@@ -96,10 +96,10 @@ class OfferBook:
                 survey, quota_id = target.survey, target.quota.quota_id
                 if history is None or history.allows(quota_id, survey.survey_id, now):
                     value = survey.price.amount * share * chance(survey.survey_id, survey.ir)
-                    yield _Fitting(value, quota_id, survey, share)
+                    yield _Valued(value, quota_id, survey, share)
 
 
-class _Fitting(NamedTuple):
+class _Valued(NamedTuple):
     """A quota that a member fits. Most of them become no offer."""
 
     value: float
