@@ -87,8 +87,8 @@ async def test_a_quota_that_may_fit_has_half_the_value():
     assert (possible.quota_id, possible.value, possible.is_certain) == (3, pytest.approx(0.45), False)
 
 
-async def test_the_chance_is_learned_from_the_ledger_of_outcomes(tmp_path):
-    store, clock = tmp_path / "s.db", Clock()
+async def test_the_chance_is_learned_from_the_ledger_of_outcomes(new_address):
+    store, clock = new_address(), Clock()
     async with router_of(Panel(1, 2), store, clock=clock) as router:
         for number in range(40):
             await click(router, Member(f"a{number}", MEMBER.profile), quota_ids=[1])
@@ -106,8 +106,8 @@ async def test_the_chance_is_learned_from_the_ledger_of_outcomes(tmp_path):
     assert (other.quota_id, other.value) == (2, pytest.approx(2 * 6 / 60))
 
 
-async def test_offers_leave_out_what_was_started_ended_and_refused(tmp_path):
-    panel, store, clock = Panel(1, 2, 3, 4), tmp_path / "s.db", Clock()
+async def test_offers_leave_out_what_was_started_ended_and_refused(new_address):
+    panel, store, clock = Panel(1, 2, 3, 4), new_address(), Clock()
     panel.answers = {4: ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA, 3: 1}
     async with router_of(panel, store, clock=clock) as router:
         assert (await click(router)).invite.quota_id == 3
@@ -121,11 +121,9 @@ async def test_offers_leave_out_what_was_started_ended_and_refused(tmp_path):
         assert ids(router.offers(Member("another", MEMBER.profile))) == [4, 3, 2, 1]
 
 
-async def test_what_another_router_has_stored_is_known_soon(tmp_path):
-    async with (
-        router_of(Panel(1, 2), tmp_path / "s.db") as one,
-        router_of(Panel(1, 2), tmp_path / "s.db") as two,
-    ):
+async def test_what_another_router_has_stored_is_known_soon(new_address):
+    panel, store = Panel(1, 2), new_address()
+    async with router_of(panel, store) as one, router_of(panel, store) as two:
         route = await click(one)
         await route.entered()
         await until(lambda: ids(two.offers(MEMBER)) == [1])
@@ -177,8 +175,8 @@ async def test_clicks_at_the_same_moment_make_one_request():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-async def test_a_double_click_gets_the_link_that_the_first_click_has_entered(tmp_path, processes):
-    panel, store, clock = Panel(1, 2), tmp_path / "s.db", Clock()
+async def test_a_double_click_gets_the_link_that_the_first_click_has_entered(new_address, processes):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
     panel.answers[2] = anyio.Event()
     async with (
         router_of(panel, store, clock=clock) as one,
@@ -204,10 +202,10 @@ async def test_a_double_click_gets_the_link_that_the_first_click_has_entered(tmp
         assert (await click(one)).invite.quota_id == 1
 
 
-async def test_clicks_in_two_processes_make_one_request(tmp_path):
+async def test_clicks_in_two_processes_make_one_request(new_address):
     panel = Panel(1, 2)
     panel.answers[2] = anyio.Event()
-    store = tmp_path / "s.db"
+    store = new_address()
     async with (
         router_of(panel, store) as one,
         router_of(panel, store) as two,
@@ -228,8 +226,8 @@ async def test_clicks_in_two_processes_make_one_request(tmp_path):
     assert panel.asked == [("m-1", 2)]
 
 
-async def test_a_restart_remembers(tmp_path):
-    panel, store = Panel(1, 2), tmp_path / "s.db"
+async def test_a_restart_remembers(new_address):
+    panel, store = Panel(1, 2), new_address()
     async with router_of(panel, store) as router:
         first = await click(router)
     async with router_of(panel, store) as router:
@@ -348,8 +346,8 @@ async def test_a_refused_panel_is_unavailable():
 # --- What is unclear
 
 
-async def test_a_pair_whose_fate_is_unclear_is_not_requested_again(tmp_path):
-    panel, store = Panel(1, 2, 3, 4), tmp_path / "s.db"
+async def test_a_pair_whose_fate_is_unclear_is_not_requested_again(new_address):
+    panel, store = Panel(1, 2, 3, 4), new_address()
     panel.answers = {4: httpx.ReadError("cut")}
     async with router_of(panel, store) as router:
         route = await click(router)
@@ -446,8 +444,8 @@ async def test_an_outage_is_told_at_once():
         assert ids(router.offers(MEMBER)) == [2, 1]
 
 
-async def test_without_an_inventory_a_router_opens_and_gives_links_that_wait(tmp_path):
-    panel, store = Panel(1, 2), tmp_path / "s.db"
+async def test_without_an_inventory_a_router_opens_and_gives_links_that_wait(new_address):
+    panel, store = Panel(1, 2), new_address()
     async with router_of(panel, store) as router:
         first = await click(router)
     panel.is_away = True
@@ -460,9 +458,9 @@ async def test_without_an_inventory_a_router_opens_and_gives_links_that_wait(tmp
             router.offers(MEMBER)
 
 
-async def test_a_store_that_fails_costs_no_request(tmp_path, monkeypatch):
+async def test_a_store_that_fails_costs_no_request(new_address, monkeypatch):
     panel = Panel(1)
-    async with router_of(panel, tmp_path / "s.db") as router:
+    async with router_of(panel, new_address()) as router:
 
         def fail(*_):
             raise StoreError("the disk is full")
@@ -475,8 +473,8 @@ async def test_a_store_that_fails_costs_no_request(tmp_path, monkeypatch):
         assert (await click(router)).status is ROUTED
 
 
-async def test_a_link_that_cannot_be_stored_is_given_and_stored_later(tmp_path, monkeypatch):
-    panel, store = Panel(1), tmp_path / "s.db"
+async def test_a_link_that_cannot_be_stored_is_given_and_stored_later(new_address, monkeypatch):
+    panel, store = Panel(1), new_address()
     answer = panel.answers[1] = anyio.Event()
     async with router_of(panel, store) as router:
         execute, routes = router._committer._store.execute, []
@@ -524,8 +522,8 @@ async def test_a_link_is_given_for_its_lifetime():
         assert (second.is_repeat, second.url != first.url) == (False, True)
 
 
-async def test_a_link_falls_away_when_its_survey_has_ended_for_the_member(tmp_path):
-    panel, store, clock = Panel(1, 2), tmp_path / "s.db", Clock()
+async def test_a_link_falls_away_when_its_survey_has_ended_for_the_member(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
     async with (
         router_of(panel, store, clock=clock) as router,
         Inbox(store, secrets=SECRET, clock=clock) as inbox,
@@ -536,8 +534,8 @@ async def test_a_link_falls_away_when_its_survey_has_ended_for_the_member(tmp_pa
         assert (route.invite.quota_id, route.is_repeat) == (1, False)
 
 
-async def test_an_end_without_a_wave_counts(tmp_path):
-    panel, store, clock = Panel(1, 2), tmp_path / "s.db", Clock()
+async def test_an_end_without_a_wave_counts(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
     async with (
         router_of(panel, store, clock=clock) as router,
         Inbox(store, secrets=SECRET, clock=clock) as inbox,
@@ -547,16 +545,16 @@ async def test_an_end_without_a_wave_counts(tmp_path):
         assert (await click(router)).invite.quota_id == 1
 
 
-async def test_what_the_ledger_says_was_entered_counts(tmp_path):
-    panel, store = Panel(1, 2), tmp_path / "s.db"
+async def test_what_the_ledger_says_was_entered_counts(new_address):
+    panel, store = Panel(1, 2), new_address()
     async with router_of(panel, store) as router:
         await click(router)
         await OutcomeLedger(store).entered("m-1", 2)
         assert (await click(router)).invite.quota_id == 1
 
 
-async def test_invites_are_in_the_ledger_of_outcomes(tmp_path):
-    panel, store, clock = Panel(1, 2), tmp_path / "s.db", Clock()
+async def test_invites_are_in_the_ledger_of_outcomes(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
     async with (
         router_of(panel, store, clock=clock) as router,
         Inbox(store, secrets=SECRET, clock=clock) as inbox,
@@ -570,8 +568,8 @@ async def test_invites_are_in_the_ledger_of_outcomes(tmp_path):
     assert (outcome.invited_at, outcome.entered_at) == (now, now)
 
 
-async def test_the_caps_of_a_day_are_heeded(tmp_path):
-    panel, store, clock = Panel(*range(1, 10)), tmp_path / "s.db", Clock()
+async def test_the_caps_of_a_day_are_heeded(new_address):
+    panel, store, clock = Panel(*range(1, 10)), new_address(), Clock()
     caps = Caps(starts=3, completes=1)
     async with both_of(panel, store, clock, caps=caps) as (router, inbox):
         for _ in range(3):
@@ -701,8 +699,8 @@ async def test_a_router_is_used_inside_its_block():
             await router.route(MEMBER)
 
 
-async def test_closing_waits_for_a_response_that_is_due(tmp_path):
-    panel, store = Panel(1), tmp_path / "s.db"
+async def test_closing_waits_for_a_response_that_is_due(new_address):
+    panel, store = Panel(1), new_address()
     answer = panel.answers[1] = anyio.Event()
     async with router_of(panel, store) as router, anyio.create_task_group() as tasks:
         assert (await click(router, within=0.5)).status is UNCLEAR
