@@ -733,14 +733,14 @@ def test_several_panels_are_simulated_and_a_shell_can_source_them(simulated, tmp
     printed, sim = simulated("--panels", 3)
     script = tmp_path / "panels.sh"
     script.write_text(printed)
-    assert len({panel.panel_guid for panel in sim.panels} | {panel.api_key for panel in sim.panels}) == 6
+    assert len({panel.panel_guid for panel in sim.panels}) == 3
+    assert {panel.api_key for panel in sim.panels} == {sim.api_key}  # as of one partner
     assert [len(panel.members) for panel in sim.panels] == [3, 3, 3]
-    names = "$SAMPLING_PANEL_GUID $SAMPLING_API_KEY $SAMPLING_PANEL_GUID_P3 $SAMPLING_API_KEY_P3"
+    names = "$SAMPLING_PANEL_GUID $SAMPLING_API_KEY $SAMPLING_PANEL_GUID_P3"
     assert sourced(script, f"echo {names}").split() == [
         sim.panel_guid,
         sim.api_key,
         sim.panels[2].panel_guid,
-        sim.panels[2].api_key,
     ]
 
 
@@ -758,8 +758,8 @@ def test_simulated_panels_come_as_profiles(simulated, tmp_path, monkeypatch):
     assert "SAMPLING_PANEL_GUID" not in os.environ
     shown = [json.loads(line) for line in run("profile", "list").stdout.splitlines()]
     assert [(each["PanelGUID"], each["Key"]) for each in shown] == [
-        (sim.panels[0].panel_guid, "variable SAMPLING_API_KEY_P1: set"),
-        (sim.panels[1].panel_guid, "variable SAMPLING_API_KEY_P2: set"),
+        (sim.panels[0].panel_guid, "variable SAMPLING_API_KEY: set"),
+        (sim.panels[1].panel_guid, "variable SAMPLING_API_KEY: set"),
     ]
     assert SamplingClient.from_env(profile="p2")
     assert sim.api_key not in file.read_text()

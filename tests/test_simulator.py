@@ -127,6 +127,14 @@ async def test_an_unknown_panel_does_not_exist_and_a_key_opens_its_own_panel_onl
     assert not sim.panels[0].members.keys() & other.members.keys()
 
 
+async def test_the_panels_of_a_partner_share_a_key():
+    sim = Simulator(surveys=1, members=1)
+    other = sim.add_panel(members=2, api_key=sim.api_key)
+    async with http(sim) as client:
+        for panel in (sim.panels[0], other):
+            assert (await client.get(SETTINGS, params={"partnerGUID": panel.panel_guid})).status_code == 200
+
+
 async def test_settings_hold_every_name_of_the_contract():
     sim = Simulator(surveys=1, members=1)
     async with http(sim) as client:

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import warnings
+from collections import Counter
 
 import anyio
 import doubles
@@ -26,6 +27,7 @@ from sampling_async import (
     Timeouts,
     TransportError,
 )
+from sampling_async.simulator import Fault, Latency, Simulator
 
 PANELS = [f"0000000{number}-1111-2222-3333-444444444444" for number in range(5)]
 NOT_A_PANEL = httpx.Response(
@@ -72,6 +74,35 @@ async def test_five_panels_keep_one_limit():
         service.go_on.set()
     assert service.most == 4
     assert [len(result.invited) for result in results] == [500] * 5
+
+
+async def test_five_simulated_panels_keep_one_limit_and_one_that_is_refused_stops_no_other():
+    sim = Simulator(3, surveys=20, members=10, latency=Latency(a=0.002))
+    for _ in range(4):
+        sim.add_panel(members=10, api_key=sim.api_key)
+    refused = sim.panels[2].panel_guid
+    sim.faults.add(Fault.status(400, result_code=3).on(panel_guid=refused))
+    sim.app = counted = doubles.InFlight(sim.app)
+    quota_ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
+    found: dict[str, Counter[str]] = {}
+
+    async with sim.client(max_concurrency=4, clock=anyio.current_time) as client:
+
+        async def run(panel):
+            counts = found[panel.panel_guid] = Counter()
+            asked = [InviteRequest(code, quota_ids) for code in panel.members]
+            own = client.with_options(panel_guid=panel.panel_guid)
+            async with own.fan_out(asked, chunk_size=10) as outcomes:
+                async for outcome in outcomes:
+                    counts[outcome.status] += 1
+
+        async with anyio.create_task_group() as tasks:
+            for panel in sim.panels:
+                tasks.start_soon(run, panel)
+    assert 1 < counted.most <= 4
+    assert {counts.total() for counts in found.values()} == {10 * len(quota_ids)}
+    assert found.pop(refused).keys() == {"not_sent"}
+    assert all(counts["invited"] and not counts["unknown"] for counts in found.values())
 
 
 async def test_each_panel_is_asked_for_by_its_guid_and_a_refused_one_does_not_stop_the_others():

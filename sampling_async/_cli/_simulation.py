@@ -163,7 +163,7 @@ def simulate(
     except ValueError as exc:
         raise InvalidRequestError(str(exc)) from None
     for _ in range(1, panels):
-        simulator.add_panel(members=size)
+        simulator.add_panel(members=size, api_key=simulator.api_key)  # as the panels of one partner
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
     with listening(host, port) as listener:
         free_port: int = listener.getsockname()[1]
@@ -264,10 +264,6 @@ def _service_json(simulator: Any, host: str, port: int) -> dict[str, Any]:
     }
 
 
-def _variable(number: int) -> str:
-    return f"SAMPLING_API_KEY_P{number}"
-
-
 def _check_profiles_file(file: Path) -> None:
     """Refuse a file that somebody else has written: it may hold the only copy of other profiles."""
     check_place("--profiles", file)
@@ -282,7 +278,7 @@ def _write_profiles(simulator: Any, base_url: str, file: Path) -> None:
                 name=f"p{number}",
                 base_url=base_url,
                 panel_guid=panel.panel_guid,
-                api_key_variable=_variable(number),
+                api_key_variable="SAMPLING_API_KEY",
                 allow_http=not is_loopback(urlsplit(base_url).hostname or ""),
             )
         )
@@ -294,21 +290,16 @@ def _write_profiles(simulator: Any, base_url: str, file: Path) -> None:
 
 def _exports(simulator: Any, base_url: str, profiles: Path | None) -> list[str]:
     """Return lines for a shell: the panels by profiles, or the first panel, and the others beside it."""
-    panels = list(enumerate(simulator.panels, 1))
-    keys = [f"export {_variable(number)}={panel.api_key}" for number, panel in panels]
+    key = f"export SAMPLING_API_KEY={simulator.api_key}"
     if profiles is not None:
         # What is left of another panel would be refused together with a profile.
         file = shlex.quote(str(profiles.absolute()))
-        return ["unset SAMPLING_BASE_URL SAMPLING_PANEL_GUID", f"export SAMPLING_PROFILES={file}", *keys]
-    first = [
-        f"export SAMPLING_BASE_URL={base_url}",
-        f"export SAMPLING_PANEL_GUID={simulator.panel_guid}",
-        f"export SAMPLING_API_KEY={simulator.api_key}",
-    ]
-    if len(panels) == 1:
+        return ["unset SAMPLING_BASE_URL SAMPLING_PANEL_GUID", f"export SAMPLING_PROFILES={file}", key]
+    first = [f"export SAMPLING_BASE_URL={base_url}", f"export SAMPLING_PANEL_GUID={simulator.panel_guid}", key]
+    if len(simulator.panels) == 1:
         return first
-    guids = [f"export SAMPLING_PANEL_GUID_P{number}={panel.panel_guid}" for number, panel in panels]
-    return [*first, *(line for pair in zip(guids, keys, strict=True) for line in pair)]
+    panels = enumerate(simulator.panels, 1)
+    return [*first, *(f"export SAMPLING_PANEL_GUID_P{number}={panel.panel_guid}" for number, panel in panels)]
 
 
 def _in_url(host: str) -> str:

@@ -100,8 +100,10 @@ class PanelState:
             state.fits.clear()
 
 
-def new_panel(seed: int | str, number: int, members: Iterable[SimulatedMember]) -> SimulatedPanel:
-    """Return a panel whose Guid and key follow from the seed and the panel's number."""
+def new_panel(
+    seed: int | str, number: int, members: Iterable[SimulatedMember], api_key: str | None
+) -> SimulatedPanel:
+    """Return a panel whose Guid, and key if none is given, follow from the seed and the panel's number."""
     random = Random(f"{seed}/panel/{number}")  # noqa: S311  no secret
     by_code: dict[str, SimulatedMember] = {}
     for member in members:
@@ -109,7 +111,7 @@ def new_panel(seed: int | str, number: int, members: Iterable[SimulatedMember]) 
             raise ValueError("a member code occurs twice; it must be unique in its panel")
     return SimulatedPanel(
         panel_guid=str(UUID(int=random.getrandbits(128), version=4)),
-        api_key=str(UUID(int=random.getrandbits(128), version=4)),
+        api_key=api_key or str(UUID(int=random.getrandbits(128), version=4)),
         members=MappingProxyType(by_code),
     )
 
@@ -204,26 +206,26 @@ class Service:
     notification_urls: Mapping[str, str] | None = None
     lock: Lock = field(factory=Lock)
     _panels: dict[str, PanelState] = field(factory=dict[str, PanelState])
-    _keys: dict[str, PanelState] = field(factory=dict[str, PanelState])
+    _keys: set[str] = field(factory=set[str])
 
     def register(self, panel: PanelState) -> None:
         self._panels[panel.panel.panel_guid.lower()] = panel
-        self._keys[panel.panel.api_key.lower()] = panel
+        self._keys.add(panel.panel.api_key.lower())
 
     def panel(self, panel_guid: str) -> PanelState:
         return self._panels[panel_guid.lower()]
 
     def answer(self, call: ServiceCall) -> ServiceResponse:
         """Respond to a call: check its key and panel, then process it."""
-        holder = self._keys.get((call.api_key or "").lower())
-        if holder is None:
+        key = (call.api_key or "").lower()
+        if key not in self._keys:
             return ServiceResponse(b'{"Message":"Authorization has been denied for this request."}', 403)
         if not call.panel_guid:
             return refusal(ResultCode.NO_PANEL_GUID)
         panel = self._panels.get(call.panel_guid.strip("{}").lower())
         if panel is None:
             return refusal(ResultCode.PANEL_DOES_NOT_EXIST)
-        if panel is not holder:
+        if panel.panel.api_key.lower() != key:
             return ServiceResponse(b'{"Message":"The key belongs to another panel."}', 403)
         with self.lock:
             return self._endpoint(panel, call)

@@ -159,10 +159,16 @@ class Simulator:
         """The IDs of the quotas of recontact surveys."""
         return tuple(each.quota.quota_id for each in self._live if each.survey.survey.is_survey_recontact)
 
-    def add_panel(self, *, members: int | Iterable[SimulatedMember] = 200) -> SimulatedPanel:
-        """Add a panel with a new Guid and key. All panels share the inventory and its counts.
+    def add_panel(
+        self, *, members: int | Iterable[SimulatedMember] = 200, api_key: str | None = None
+    ) -> SimulatedPanel:
+        """Add a panel with a new Guid. All panels share the inventory and its counts.
 
-        Generated members get codes that no other generated member of this simulator has.
+        Args:
+            members: The members, or how many to generate. Generated members get codes that no other generated
+                member of this simulator has.
+            api_key: The key of the panel, for example that of another one: the panels of a partner often share
+                a key. Default: a new one.
         """
         number = len(self._panels)
         if isinstance(members, int):
@@ -170,7 +176,7 @@ class Simulator:
             self._members_made += members
             seed = f"{self._seed}/{number}"
             members = generate_members(seed, members=members, inventory=self._inventory, first=first)
-        panel = new_panel(self._seed, number, members)
+        panel = new_panel(self._seed, number, members, api_key)
         state = PanelState(panel, quotas=len(self._live), recontacts=self.recontact_quota_ids, seed=self._seed)
         self._panels.append(state)
         self.ledger.know_panel(panel.panel_guid)
