@@ -89,6 +89,11 @@ class Cluster:
         """Stop it; `immediate` is like a crash: it recovers at the next start."""
         self._run("pg_ctl", "stop", "-w", "-s", "-D", "{data}", "-m", mode)
 
+    def restart(self) -> None:
+        """Let it crash, and start it again."""
+        self.stop()
+        self.start()
+
     def remove(self) -> None:
         if (self.folder / "data" / "postmaster.pid").exists():
             self.stop()
