@@ -321,6 +321,10 @@ WRONG = [
     (["panel.jsonl", "--out", "new", "--overshoot", "-1"], "--overshoot must be above 0"),
     (["panel.jsonl", "--out", "new", "--column", "x"], "--column must be QUESTION=NAME"),
     (["panel.jsonl", "--out", "new", "--notifications", "no.db"], "no.db: no such store"),
+    (
+        ["panel.jsonl", "--out", "new", "--notifications", "postgresql://me:password@host/x"],
+        "leave the password out of the address",
+    ),
     (["panel.jsonl", "--out", "panel.jsonl/x"], "--out panel.jsonl/x"),
     (["missing.jsonl", "--out", "new"], "missing.jsonl"),
     (["report", "out", "--partition", "x"], "invites can be divided by"),

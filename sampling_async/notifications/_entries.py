@@ -78,10 +78,10 @@ def _take_in(run: Callable[..., Any], key: str, end: SurveyEnd) -> None:
 
 def key_of_stored(identity: str, wave: int | None, quota: int | None, fields: str) -> str:
     """Return the `Fact.key` of a fact that was stored by a version without keys."""
-    return _key_of(identity, wave == 0 and not _says_wave(fields), quota)
+    return _new_key(identity, wave == 0 and not _says_wave(fields), quota)
 
 
-def _key_of(identity: str, is_without_wave: bool, quota: int | None) -> str:  # noqa: FBT001
+def _new_key(identity: str, is_without_wave: bool, quota: int | None) -> str:  # noqa: FBT001
     """Return the key of a new fact.
 
     An end without its wave may be moved into one later, and then another one, of another quota, may come
@@ -154,7 +154,7 @@ def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
         posted_as=hit.kind,
         key=key,
         identity=identity,
-        fact_key=_key_of(identity, is_without_wave, None if end is None else end.quota_id),
+        fact_key=_new_key(identity, is_without_wave, None if end is None else end.quota_id),
         content=content,
         rank=_rank(record, came=hit.at, latest=hit.at + _AHEAD),
         fields=json.dumps(fields),

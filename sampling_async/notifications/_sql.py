@@ -136,7 +136,7 @@ class SqlStore(Store):
         self.lock(_RECEIVING)
         (number,) = self._receipt_numbers(1)
         verdicts = [self._enter(number, receipt.at, in_its_wave(self.run, entry)) for entry in entries]
-        self._insert(RECEIPTS, [receipt_row(number, Hit(receipt, entries, verdict), verdicts)])
+        self.insert(RECEIPTS, [receipt_row(number, Hit(receipt, entries, verdict), verdicts)])
         return verdicts
 
     def receive_all(self, hits: Sequence[Hit]) -> None:
@@ -156,13 +156,13 @@ class SqlStore(Store):
                     fresh.append(fact_row(number, hit.receipt.at, entry))
                     verdicts.append("new")
                 else:
-                    self._insert(FACTS, fresh)
+                    self.insert(FACTS, fresh)
                     fresh.clear()
                     verdicts.append(self._enter(number, hit.receipt.at, in_its_wave(self.run, entry)))
                 seen.add(subject)
             receipts.append(receipt_row(number, hit, verdicts))
-        self._insert(FACTS, fresh)
-        self._insert(RECEIPTS, receipts)
+        self.insert(FACTS, fresh)
+        self.insert(RECEIPTS, receipts)
 
     def _known(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that there are facts of."""
@@ -174,17 +174,17 @@ class SqlStore(Store):
             known.update(key for (key,) in self.run(query, part).fetchall())
         return known
 
-    def _insert(self, into: str, rows: Sequence[tuple[object, ...]]) -> None:
-        """Insert rows, many with one statement."""
-        begin = 0
+    def insert(self, into: str, rows: Sequence[Sequence[object]], *, on_conflict: str = "") -> int:
+        """Insert rows into columns of a table, many with one statement, and return how many were inserted."""
+        begin = count = 0
         while left := len(rows) - begin:
             # Of few sizes, so that their statements stay compiled.
             size = min(1 << left.bit_length() - 1, MOST_ROWS)
             part = rows[begin : begin + size]
-            self.run(
-                insertion(self._INSERT, into, len(part[0]), size), [value for row in part for value in row]
-            )
+            query = f"{insertion(self._INSERT, into, len(part[0]), size)} {on_conflict}"
+            count += self.run(query, [value for row in part for value in row]).rowcount
             begin += size
+        return count
 
     def _enter(self, receipt: int, at: float, entry: Entry) -> str:
         row = fact_row(receipt, at, entry)
