@@ -126,6 +126,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async outcomes --store notifications.db \\\n  --overdue 24",
         "sampling-async outcomes --store notifications.db \\\n  --output outcomes.parquet",
     ),
+    "erase": (
+        "sampling-async erase m-17 --store notifications.db",
+        "sampling-async erase - --store notifications.db \\\n  --ledger night/campaign.ledger < code.txt",
+    ),
     "profile list": ("sampling-async profile list", "sampling-async profile list | jq -r .Profile"),
     "profile show": ("sampling-async profile show us",),
     "profile set-key": (

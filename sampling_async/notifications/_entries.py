@@ -56,7 +56,7 @@ def in_its_wave(run: Callable[..., Any], entry: Entry) -> Entry:
     quota = end.quota_id
     values = (member_text(end.member_code), end.survey_id, quota, quota, quota)
     for key, wave in run(_WAVES, values).fetchall():
-        identity = _moved(entry.identity, key)
+        identity = moved_identity(entry.identity, key)
         placed = evolve(end, wave_id=wave)
         return evolve(entry, key=key, identity=identity, fact_key=fact_key(identity), end=placed)
     return entry
@@ -73,7 +73,7 @@ def _take_in(run: Callable[..., Any], key: str, end: SurveyEnd) -> None:
             return
     for number, identity, *_ in rows:
         change = "UPDATE facts SET key = ?, identity = ?, wave = ? WHERE id = ?"
-        run(change, (key, _moved(identity, key), end.wave_id, number))
+        run(change, (key, moved_identity(identity, key), end.wave_id, number))
 
 
 def key_of_stored(identity: str, wave: int | None, quota: int | None, fields: str) -> str:
@@ -95,7 +95,8 @@ def _says_wave(fields: str) -> bool:
     return FieldReader(json.loads(fields)).has_wave
 
 
-def _moved(identity: str, key: str) -> str:
+def moved_identity(identity: str, key: str) -> str:
+    """Return the identity of a fact that is now about another key."""
     if not identity.startswith("["):  # of a correction of a terminate, which is known by its fact
         return identity
     kind, _, more = json.loads(identity)
