@@ -10,7 +10,7 @@ from abc import abstractmethod
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sampling_async._contract.checks import moment_of
 from sampling_async._contract.records import INT64_MAX
@@ -58,7 +58,7 @@ class SqlStore(Store):
         self._claimed_at = inf
 
     @abstractmethod
-    def copy(self) -> Self:
+    def copy(self) -> SqlStore:
         """Return a store of the same database that is not open."""
 
     @abstractmethod
@@ -141,8 +141,8 @@ class SqlStore(Store):
 
     def receive_all(self, hits: Sequence[Hit]) -> None:
         self.lock(_RECEIVING)
-        # The event loop runs beside this thread only while SQLite works, and after each statement this thread
-        # waits for the loop. So notifications that no other one has to do with are inserted together.
+        # The event loop runs beside this thread only while the database works, and after each statement this
+        # thread waits for the loop. So notifications that no other one has to do with are inserted together.
         subjects = [[(entry, *subject_of(entry)) for entry in hit.entries] for hit in hits]
         known = self._known({key for entries in subjects for *_, keys in entries for key in keys})
         seen: set[object] = set()
@@ -218,7 +218,7 @@ class SqlStore(Store):
             if first != number:
                 self.run("UPDATE facts SET corrects = ? WHERE id = ?", (first, number))
             overruled = self._supersede(Validity.OVERRULED, "key = ? AND kind = ?", entry.key, Kind.TERMINATE)
-            for terminate, state in overruled:
+            for terminate, state in sorted(overruled):
                 # Also one that is being handled now: the new fact waits until its handler has ended.
                 if state in (State.HANDLED, State.PENDING):
                     self._correct_terminate(terminate, receipt, at)
