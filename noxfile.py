@@ -43,7 +43,8 @@ WORKERS = str(min(2 * (os.cpu_count() or 1), 16))
 TESTS_ENV = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONWARNINGS": "error"}
 
 
-# Of each dependency, what uses most of it. None of them waits or starts programs, but Chromium where it is.
+# Of each dependency, what uses most of it. None of them waits or starts programs, but Chromium and
+# PostgreSQL where they are.
 FAST = [
     f"tests/test_{name}.py"
     for name in (
@@ -61,6 +62,7 @@ FAST = [
         "mocks",
         "notifications_app",
         "notifications_bodies",
+        "notifications_testing",
         "options",
         "panel_columns",
         "panel_outputs",

@@ -1,12 +1,18 @@
-"""100,000 notifications at full speed over HTTP, with a receiver that is killed and a disk that is full.
+"""100,000 notifications at full speed over HTTP, while receivers are killed, and the disk or database fails.
 
     python benchmarks/notifications.py
     python benchmarks/notifications.py --count 5000      a short one
+    python benchmarks/notifications.py --store postgres  two receivers on one PostgreSQL
 
 `sampling-async notifications serve` receives. 5 % are sent twice, the order is shuffled, 1 % are not
-understood, and 1 % more are forged. The receiver is killed five times with SIGKILL and started again. Once it
-cannot write to its disk for a second: its files may not grow (`prlimit`). What is not acknowledged is sent
-again, as the service does. Then two processes with handlers take the facts; one of them is killed.
+understood, and 1 % more are forged. What is not acknowledged is sent again, as the service does. Then two
+processes with handlers take the facts.
+
+With SQLite there is one receiver, which is killed five times with SIGKILL and started again. Once it cannot
+write to its disk for a second: its files may not grow (`prlimit`). One of the handlers is killed too.
+
+With PostgreSQL there are two receivers on a server of its own. Receivers are killed five times, handlers five
+times, and the server crashes and is started again once beside each.
 
 At the end the store is held against what was acknowledged.
 """
@@ -25,20 +31,28 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from postgres_kit import Cluster, missing  # the folder of the tests must be on the path
 
 from sampling_async.notifications import (
     Completion,
     InviteNotification,
     QuotaStatus,
-    SqliteStore,
     State,
     Terminate,
     UnknownNotification,
     Validity,
 )
+from sampling_async.notifications._stores import store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 CONNECTIONS = 64
 KILLS = 5
@@ -97,7 +111,7 @@ def identity_of(fact: Any) -> str:
 class Receiver:
     """`sampling-async notifications serve`, which can be killed and started again."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: str) -> None:
         self._store = store
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
@@ -110,7 +124,7 @@ class Receiver:
         began = time.perf_counter()
         command = [
             *(sys.executable, "-m", "sampling_async", "notifications", "serve"),
-            *("--store", str(self._store), "--port", str(self._port)),
+            *("--store", self._store, "--port", str(self._port)),
         ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
@@ -127,6 +141,17 @@ class Receiver:
         self._process.send_signal(number)
         self._process.wait()
 
+    def restart(self) -> None:
+        """Kill it, and start it again."""
+        self.kill()
+        self.start()
+
+    def have_a_full_disk(self) -> None:
+        """Let its disk be full for a while."""
+        self.fill_disk(is_full=True)
+        time.sleep(FULL_SECONDS)
+        self.fill_disk(is_full=False)
+
     def fill_disk(self, *, is_full: bool) -> None:
         """Let no file of it grow, or all."""
         assert self._process is not None
@@ -138,8 +163,8 @@ class Receiver:
 class Sender:
     """Sends over keep-alive connections, and again until it is acknowledged."""
 
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
+    def __init__(self, receivers: Sequence[Receiver]) -> None:
+        self._receivers = receivers
         self.acknowledged: set[str] = set()
         self.statuses: Counter[int] = Counter()
         self.seconds: list[float] = []
@@ -149,14 +174,14 @@ class Sender:
         """Send everything, in this order as far as several connections keep one."""
         items = iter(queue)
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(CONNECTIONS):
-                tasks.create_task(self._connection(items))
+            for number in range(CONNECTIONS):
+                tasks.create_task(self._connection(items, self._receivers[number % len(self._receivers)]))
 
-    async def _connection(self, items: Any) -> None:
+    async def _connection(self, items: Any, receiver: Receiver) -> None:
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         for kind, body, identity in items:
             while True:
-                url = urlsplit(self._receiver.urls[kind])
+                url = urlsplit(receiver.urls[kind])
                 path = url.path + ("x" if identity == FORGED else "")
                 head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
                 began = time.perf_counter()
@@ -188,38 +213,53 @@ class Sender:
         return int(head.split()[1])
 
 
-async def ingest(receiver: Receiver, queue: list[tuple[str, bytes, str]]) -> tuple[Sender, float]:
-    """Send everything, while the receiver is killed and its disk is full; return the seconds it took."""
-    sender = Sender(receiver)
-    receiver.start()
+async def ingest(
+    receivers: Sequence[Receiver], queue: list[tuple[str, bytes, str]], steps: Sequence[Callable[[], object]]
+) -> tuple[Sender, float]:
+    """Send everything, while these steps are taken in between; return the seconds it took."""
+    sender = Sender(receivers)
+    for receiver in receivers:
+        receiver.start()
     began = time.perf_counter()
     sending = asyncio.create_task(sender.send_all(queue))
-    for number in range(1, KILLS + 2):
-        while sender.hits < len(queue) * number / (KILLS + 2) and not sending.done():  # noqa: ASYNC110
+    for number, step in enumerate(steps, 1):
+        while sender.hits < len(queue) * number / (len(steps) + 1) and not sending.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        if number == KILLS // 2 + 1:
-            receiver.fill_disk(is_full=True)
-            await asyncio.sleep(FULL_SECONDS)
-            receiver.fill_disk(is_full=False)
-        else:
-            receiver.kill()
-            await asyncio.to_thread(receiver.start)
+        await asyncio.to_thread(step)
     await sending
     seconds = time.perf_counter() - began
-    receiver.kill(signal.SIGTERM)
+    for receiver in receivers:
+        receiver.kill(signal.SIGTERM)
     return sender, seconds
 
 
 HANDLING = """
-import asyncio, sys
+import asyncio, os, sys
+from contextlib import contextmanager
 from sampling_async.notifications import *
+from sampling_async.notifications._stores import store_of
+store = store_of(sys.argv[1])
+file = os.open(sys.argv[2], os.O_APPEND | os.O_WRONLY | os.O_CREAT)
+settled = []
+real_settle, real_transaction = store.settle, store.transaction
+def settle(owner, result):
+    is_stored = real_settle(owner, result)
+    if is_stored and result.state == State.HANDLED:
+        settled.append(result.fact_id)
+    return is_stored
+@contextmanager
+def transaction():
+    settled.clear()
+    with real_transaction():
+        yield
+    os.write(file, b"".join(b"settled %d\\n" % number for number in settled))
+store.settle, store.transaction = settle, transaction
 async def main():
     policy = HandlerPolicy(at_once=64, lease=3.0, poll=0.1)
-    inbox = Inbox(sys.argv[1], secrets="a-secret-of-nobody", handling=policy)
-    told = open(sys.argv[2], "a", buffering=1)
+    inbox = Inbox(store, secrets="a-secret-of-nobody", handling=policy)
     @inbox.on(Completion, Terminate, QuotaStatus, SurveyClosed, InviteNotification, UnknownNotification)
     async def handle(fact):
-        print(fact.id, file=told)
+        os.write(file, b"begun %d\\n" % fact.id)
     async with inbox:
         print("ready", flush=True)
         await asyncio.sleep(10_000)
@@ -227,37 +267,56 @@ asyncio.run(main())
 """
 
 
-def handle(store: Path, folder: Path, count: int) -> tuple[Counter[int], float]:
-    """Handle all facts by two processes, of which one is killed; return how often each was, and the seconds."""
-    told = [folder / f"handled-{number}" for number in range(3)]
+class Handlers:
+    """Two processes with handlers, and one file in which both note what they do, in its order."""
 
-    def start(number: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HANDLING, str(store), str(told[number])]
+    def __init__(self, store: str, folder: Path) -> None:
+        self._store = store
+        self._file = folder / "handled"
+        self._file.touch()
+        self._processes = [self._start(), self._start()]
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HANDLING, self._store, str(self._file)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         process.stdout.readline()
         return process
 
-    def lines() -> Counter[int]:
-        texts = [path.read_text() for path in told if path.exists()]
-        # The last line of a process that was killed may be cut off.
-        return Counter(int(line) for text in texts for line in text.rpartition("\n")[0].splitlines())
+    def kill(self, number: int) -> None:
+        """Kill one of them, and start it again."""
+        self._processes[number].kill()
+        self._processes[number].wait()
+        self._processes[number] = self._start()
 
-    began = time.perf_counter()
-    first, second = start(0), start(1)
-    while sum(lines().values()) < count / 2:
-        time.sleep(0.1)
-    first.kill()
-    first.wait()
-    third = start(2)
-    opened = SqliteStore(store)
-    while next(iter(opened.facts(state=State.PENDING)), None) is not None:
-        time.sleep(0.2)
-    seconds = time.perf_counter() - began
-    for process in (second, third):
-        process.terminate()
-        process.wait()
-    return lines(), seconds
+    def handle(self, count: int, steps: Sequence[Callable[[], object]]) -> float:
+        """Handle all facts, with these steps in between; return the seconds it took."""
+        began = time.perf_counter()
+        for number, step in enumerate(steps, 1):
+            while sum(self.calls()[0].values()) < count * number / (len(steps) + 1):
+                time.sleep(0.1)
+            step()
+        opened = store_of(self._store)
+        while next(iter(opened.facts(state=State.PENDING)), None) is not None:
+            time.sleep(0.2)
+        seconds = time.perf_counter() - began
+        for process in self._processes:
+            process.terminate()
+            process.wait()
+        return seconds
+
+    def calls(self) -> tuple[Counter[int], set[int]]:
+        """Return how often a handler was called with each fact, and the facts that it got after a success."""
+        begun, settled, again = Counter[int](), set[int](), set[int]()
+        for line in self._file.read_text().splitlines():
+            what, number = line.split()
+            if what == "settled":
+                settled.add(int(number))
+                continue
+            begun[int(number)] += 1
+            if int(number) in settled:
+                again.add(int(number))
+        return begun, again
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -269,46 +328,62 @@ def main() -> None:
     """Run everything, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000)
-    count = parser.parse_args().count
+    parser.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
+    options = parser.parse_args()
+    count, is_postgres = options.count, options.store == "postgres"
+    if is_postgres and missing():
+        raise SystemExit(missing())
     rng = random.Random(18)
     true = true_ones(count, rng)
     forged = json.dumps({"UniqueCode": FORGED, "SurveyId": 1, "WaveId": 1, "Revenue": 99_999}).encode()
     queue = [*true, *rng.sample(true, count // 20), *([("completion", forged, FORGED)] * (count // 100))]
     # Shuffled whole first, so that repetitions and forged ones are everywhere, and the kinds in no order.
     rng.shuffle(queue)
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "notifications.db"
-        receiver = Receiver(store)
-        sender, seconds = asyncio.run(ingest(receiver, queue))
-        found = Counter(identity_of(fact) for fact in SqliteStore(store).facts())
-        valid = [fact.id for fact in SqliteStore(store).facts() if fact.validity is Validity.STANDS]
-        handled, handling_seconds = handle(store, Path(folder), len(valid))
-        megabytes = store.stat().st_size / 1e6
+    cluster = Cluster(fsync=True) if is_postgres else None
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        if cluster is not None:
+            stack.callback(cluster.remove)
+        store = cluster.dsn if cluster is not None else str(Path(folder) / "notifications.db")
+        receivers = [Receiver(store) for _ in range(2 if is_postgres else 1)]
+        steps: list[Callable[[], object]] = [
+            receivers[number % len(receivers)].restart for number in range(KILLS)
+        ]
+        steps.insert(KILLS // 2, receivers[0].have_a_full_disk if cluster is None else cluster.restart)
+        sender, seconds = asyncio.run(ingest(receivers, queue, steps))
+        found = Counter(identity_of(fact) for fact in store_of(store).facts())
+        valid = [fact.id for fact in store_of(store).facts() if fact.validity is Validity.STANDS]
+        handlers = Handlers(store, Path(folder))
+        steps = [partial(handlers.kill, number % 2) for number in range(KILLS if is_postgres else 1)]
+        if cluster is not None:
+            steps.insert(KILLS // 2, cluster.restart)
+        handling_seconds = handlers.handle(len(valid), steps)
+        handled, again = handlers.calls()
     lost = sender.acknowledged - set(found)
     rows = [
         ("notifications sent, of which answered 200, 404, 503", f"{sender.hits:,}: {_counts(sender.statuses)}"),
-        ("receiver killed, disk full", f"{KILLS} times, {FULL_SECONDS:g} s"),
+        (
+            ("receivers and handlers killed, server restarted", f"{2 * KILLS} times, twice")
+            if is_postgres
+            else ("receiver killed, disk full", f"{KILLS} times, {FULL_SECONDS:g} s")
+        ),
         ("acknowledged, but lost", f"{len(lost):,} of {len(sender.acknowledged):,}"),
         ("never acknowledged", f"{count - len(sender.acknowledged):,}"),
         ("doubled facts", f"{sum(times - 1 for times in found.values()):,} of {len(found):,}"),
         ("forged accepted", f"{found[FORGED]:,} of {count // 100:,}"),
         ("facts that no handler got", f"{len(set(valid) - set(handled)):,} of {len(valid):,}"),
-        (
-            "facts that a handler got again",
-            f"{sum(times > 1 for times in handled.values()):,} (one was killed)",
-        ),
+        ("facts that a handler got again, after a kill", f"{sum(times > 1 for times in handled.values()):,}"),
+        ("facts that a handler got again after a success", f"{len(again):,}"),
         ("stored, a second (kills and restarts included)", f"{sender.hits / seconds:,.0f}"),
         ("acknowledged after, median", f"{percentile(sender.seconds, 0.5) * 1e3:,.1f} ms"),
         ("acknowledged after, 99 %", f"{percentile(sender.seconds, 0.99) * 1e3:,.1f} ms"),
-        ("start of the receiver, longest", f"{max(receiver.starts):.2f} s"),
-        ("memory of the receiver, most", f"{receiver.peak_kb / 1e3:,.0f} MB"),
+        ("start of a receiver, longest", f"{max(max(each.starts) for each in receivers):.2f} s"),
+        ("memory of a receiver, most", f"{max(each.peak_kb for each in receivers) / 1e3:,.0f} MB"),
         ("handled, a second, by two processes", f"{sum(handled.values()) / handling_seconds:,.0f}"),
-        ("size of the store", f"{megabytes:,.0f} MB"),
     ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
-    if lost or found[FORGED] or sum(found.values()) > len(found) or set(valid) - set(handled):
+    if lost or found[FORGED] or sum(found.values()) > len(found) or set(valid) - set(handled) or again:
         raise SystemExit(1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -46,14 +45,21 @@ def missing() -> str:
         return 'psycopg is missing: python -m pip install "psycopg[binary]"'
     if programs() is None:
         return "PostgreSQL is missing: apt-get install postgresql"
-    if os.geteuid() == 0 and _other_user() is None:
+    if _is_root() and _other_user() is None:
         return "PostgreSQL does not run as root, and there is no user postgres or nobody"
     return ""
 
 
-def _other_user() -> str | None:
-    known = {user.pw_name for user in pwd.getpwall()}
-    return next((name for name in ("postgres", "nobody") if name in known), None)
+def _is_root() -> bool:
+    return os.name != "nt" and os.geteuid() == 0
+
+
+def _other_user() -> tuple[str, int] | None:
+    """Return the name and the group of a user that the server may run as: it refuses root."""
+    import pwd  # noqa: PLC0415  not there on Windows
+
+    known = {user.pw_name: user.pw_gid for user in pwd.getpwall()}
+    return next(((name, known[name]) for name in ("postgres", "nobody") if name in known), None)
 
 
 class Cluster:
@@ -62,8 +68,9 @@ class Cluster:
     def __init__(self, *, fsync: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sampling-postgres-"))
         self.port = free_port()
-        if os.geteuid() == 0:
-            shutil.chown(self.folder, _other_user())
+        self._user = _other_user() if _is_root() else None
+        if self._user is not None:
+            shutil.chown(self.folder, self._user[0])
         self._run("initdb", "-D", "{data}", "-U", "sampling", "-A", "trust", "-E", "UTF8", "--no-sync")
         settings = _SETTINGS.format(port=self.port, fsync="on" if fsync else "off")
         with (self.folder / "data" / "postgresql.conf").open("a") as file:
@@ -89,6 +96,11 @@ class Cluster:
         """Stop it; `immediate` is like a crash: it recovers at the next start."""
         self._run("pg_ctl", "stop", "-w", "-s", "-D", "{data}", "-m", mode)
 
+    def restart(self) -> None:
+        """Let it crash, and start it again."""
+        self.stop()
+        self.start()
+
     def remove(self) -> None:
         if (self.folder / "data" / "postmaster.pid").exists():
             self.stop()
@@ -106,13 +118,13 @@ class Cluster:
         folder = programs()
         assert folder is not None
         command: Sequence[str] = [each.format(data=self.folder / "data") for each in arguments]
-        user = _other_user() if os.geteuid() == 0 else None
+        user, group = self._user or (None, None)
         errors = self.folder / "errors"
         with errors.open("wb") as file:  # no pipe: the server would hold it open
             done = subprocess.run(
                 [folder / program, *command],
                 user=user,
-                group=None if user is None else pwd.getpwnam(user).pw_gid,
+                group=group,
                 extra_groups=None if user is None else [],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -321,6 +322,10 @@ WRONG = [
     (["panel.jsonl", "--out", "new", "--overshoot", "-1"], "--overshoot must be above 0"),
     (["panel.jsonl", "--out", "new", "--column", "x"], "--column must be QUESTION=NAME"),
     (["panel.jsonl", "--out", "new", "--notifications", "no.db"], "no.db: no such store"),
+    (
+        ["panel.jsonl", "--out", "new", "--notifications", "postgresql://me:password@host/x"],
+        "leave the password out of the address",
+    ),
     (["panel.jsonl", "--out", "panel.jsonl/x"], "--out panel.jsonl/x"),
     (["missing.jsonl", "--out", "new"], "missing.jsonl"),
     (["report", "out", "--partition", "x"], "invites can be divided by"),
@@ -341,6 +346,25 @@ def test_a_store_of_notifications_needs_the_watch(service):
     with_store = ("--notifications", "store.db", "--watch", 0)
     Path("store.db").write_text("")
     assert "needs --watch" in campaign("panel.jsonl", "--out", "new", *with_store, code=2).stderr
+
+
+def test_a_member_is_erased_from_a_ledger_and_its_numbers_stay(service):
+    started()
+    before = json.loads(campaign("status", "out", "--json").stdout)
+    code = next(pair["member_code"] for pair in pairs_in("out") if pair["status"] == "invited")
+    done = run("erase", "-", "--ledger", "out/campaign.ledger", stdin=f"{code}\n")
+    assert (done.exit_code, "erased" in done.stderr) == (0, True)
+    assert json.loads(campaign("status", "out", "--json").stdout) == before
+    with sqlite3.connect("out/campaign.ledger") as database:
+        members = {row[0] for row in database.execute("SELECT code FROM members")}
+        blank = database.execute("SELECT count(*) FROM invites WHERE url = ''").fetchone()[0]
+    database.close()
+    assert code not in members
+    assert blank > 0
+    again = run("erase", code, "--ledger", "out/campaign.ledger")
+    assert "no such member" in again.stderr
+    missing = run("erase", code, "--ledger", "missing.ledger")
+    assert (missing.exit_code, "does not exist" in missing.stderr) == (4, True)
 
 
 def test_a_ledger_without_a_plan_and_a_file_that_is_no_ledger(service):

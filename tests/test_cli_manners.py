@@ -30,7 +30,7 @@ COMMANDS = dict(commands())
 def test_every_command_that_prints_for_people_takes_json():
     """The others print nothing on stdout; `tail` prints JSON lines only."""
     silent = {"campaign report", "notifications replay", "notifications prune"}
-    silent |= {"profile add", "profile set-key", "profile forget-key"}
+    silent |= {"profile add", "profile set-key", "profile forget-key", "erase"}
     without = {name for name, options in COMMANDS.items() if "--json" not in options}
     assert without == silent | {"notifications tail"}
 

@@ -683,6 +683,24 @@ async def test_an_error_of_the_store_does_not_end_the_handling(tmp_path, monkeyp
         await until(lambda: seen == [1])
 
 
+async def test_a_result_that_cannot_be_stored_is_stored_later(tmp_path, monkeypatch, caplog):
+    """The handler is not called again, though the store was away when it had succeeded."""
+    inbox, seen = with_fallback(new_inbox(tmp_path)), []
+
+    @inbox.on(Completion)
+    async def handle(fact: Fact[Completion]) -> None:
+        seen.append(fact.id)
+        monkeypatch.setattr(inbox.store, "_database", None)
+
+    async with inbox:
+        database = inbox.store._open
+        await post(inbox, "completion", COMPLETION)
+        await until(lambda: "results of handlers cannot be stored" in caplog.text)
+        monkeypatch.setattr(inbox.store, "_database", database)
+        await until_states(inbox, State.HANDLED)
+    assert len(seen) == 1
+
+
 def test_a_fallback_is_needed_beside_any_handler(tmp_path):
     inbox = new_inbox(tmp_path)
     inbox.on(Completion)(lambda _fact: None)

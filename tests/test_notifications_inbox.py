@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from decimal import Decimal
 
 import anyio
@@ -28,6 +28,7 @@ from sampling_async.notifications import (
     QuotaStatus,
     SqliteStore,
     Store,
+    StoreConflictError,
     StoreError,
     Terminate,
     UnknownNotification,
@@ -329,6 +330,24 @@ async def test_a_store_that_has_no_way_of_its_own_to_store_many_hits_gets_them_o
     async with inbox_at(PlainStore(path)) as inbox:
         assert await wait_and_send(inbox, codes) == dict.fromkeys(codes, 200)
     assert {fact.notification.member_code for fact in await facts_of(inbox)} == {*codes}
+
+
+async def test_a_transaction_is_tried_again_after_a_conflict(path):
+    class BusyStore(SqliteStore):
+        conflicts = 3
+
+        @contextmanager
+        def transaction(self):
+            with super().transaction():
+                yield
+                if self.conflicts:
+                    self.conflicts -= 1
+                    raise StoreConflictError("a deadlock")
+
+    async with inbox_at(BusyStore(path)) as inbox:
+        assert (await post(inbox, "completion", COMPLETION)).status == 200
+    (fact,) = await facts_of(inbox)
+    assert fact.receipts == 1
 
 
 async def test_two_inboxes_share_a_store(path):

@@ -82,12 +82,7 @@ def database(request, tmp_path):
     if reason := missing():
         pytest.skip(reason)
     cluster = Cluster(fsync=True)
-
-    def restart():
-        cluster.stop()
-        cluster.start()
-
-    yield cluster.dsn, restart
+    yield cluster.dsn, cluster.restart
     cluster.remove()
 
 

@@ -419,10 +419,3 @@ async def test_a_ledger_of_outcomes_takes_an_address(address):
     ledger = OutcomeLedger(address)
     assert await ledger.invited([]) == 0
     assert await ledger.rows() == []
-    with pytest.raises(InvalidRequestError, match="SqliteStore or a PostgresStore"):
-        OutcomeLedger(NoSql())
-
-
-class NoSql:
-    def receive_all(self, hits):
-        """Do nothing."""

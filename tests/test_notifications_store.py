@@ -789,3 +789,14 @@ def test_the_key_of_a_fact_does_not_depend_on_what_came_before(new_address):
 def test_the_key_shows_no_member(store):
     put(store, "completion", {**COMPLETION, "UniqueCode": "abcdef"})
     assert "abcdef" not in facts(store)[0].key
+
+
+@pytest.mark.parametrize("code", ["\U0001f600" * 190, "\\" * 1_000, '"' * 1_000, "\x7f" * 5_000])
+def test_what_is_indexed_is_bounded_for_any_member_code(store, code):
+    """PostgreSQL's indexes take at most 2,700 bytes."""
+    taken_back = {**TERMINATE, "UniqueCode": code, "ReconciliationID": "\u00e4" * 2_000}
+    receipt = Receipt(Kind.TERMINATE, DAY, encoded(taken_back))
+    (entry,) = entries_of(receipt)
+    assert max(len(entry.key), len(entry.identity)) < 2_700
+    assert put(store, "terminate", taken_back) == ["new"]
+    assert put(store, "terminate", taken_back) == ["repeated"]

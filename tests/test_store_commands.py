@@ -11,8 +11,6 @@ from cli_kit import program, run
 from notifications_kit import COMPLETION, encoded
 from ports import free_port
 
-from sampling_async.notifications import kept_secrets
-
 pytestmark = pytest.mark.postgres
 
 
@@ -53,14 +51,4 @@ def test_an_address_that_cannot_be_read_is_wrong_usage():
     done = run("notifications", "show", "--store", "postgresql://me:s3cret-word@[::1/x")
     assert done.exit_code == 2
     assert "the address of the database cannot be read" in done.stderr
-    assert "s3cret-word" not in done.stderr
-
-
-def test_a_campaign_does_not_save_a_password(address, tmp_path, monkeypatch):
-    kept_secrets(address)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "panel.jsonl").write_text("{}\n")
-    done = run("campaign", "run", "panel.jsonl", "--out", "new", "--notifications", address)
-    assert done.exit_code == 2
-    assert "leave the password out" in " ".join(done.stderr.split())
     assert "s3cret-word" not in done.stderr

@@ -346,6 +346,7 @@ _PARTS: Final = {
     "demo": "_simulation",
     "outcomes": "_outcomes",
     "notifications": "_notifications",
+    "erase": "_erase",
     "profile": "_profile",
 }
 _GROUPS: Final = {"campaign", "notifications", "profile"}

@@ -134,6 +134,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
             "  --panel 6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
         ),
     ),
+    "erase": (
+        "sampling-async erase m-17 --store notifications.db",
+        "sampling-async erase - --store notifications.db \\\n  --ledger night/campaign.ledger < code.txt",
+    ),
     "profile list": ("sampling-async profile list", "sampling-async profile list | jq -r .Profile"),
     "profile show": ("sampling-async profile show us",),
     "profile set-key": (

@@ -6,6 +6,7 @@ It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 from sampling_async._protocol.lessons import LESSONS, Lesson, Rule
 from sampling_async.campaign._campaign import Campaign
 from sampling_async.campaign._files import InviteFormat
+from sampling_async.campaign._ledger import erase_from_ledger
 from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Cost, Plan
@@ -40,4 +41,5 @@ __all__ = [
     "Summary",
     "Wait",
     "WaitKind",
+    "erase_from_ledger",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from itertools import count
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async._contract.errors import InvalidRequestError
@@ -57,6 +58,7 @@ max(began, coalesce((SELECT max(slot) FROM moments WHERE run = runs.id), began),
 """When a run without an end was seen last, see `CampaignRun.poll_limits`: only the last run can be one."""
 
 REPLANNED: Final = "planned anew"
+ERASED: Final = "the member was erased"
 
 
 class CampaignLedger(LedgerFile):
@@ -82,6 +84,23 @@ class CampaignLedger(LedgerFile):
             limits = self._limits_of(None if found is None else found[0]).changed(**changes)
             _note(database, {"limits": limits.to_json()})
         return limits
+
+    def erase(self, member_code: str) -> bool:
+        """Replace a member by one that nobody has, and request no more; False if there is no such member."""
+        with self._writing() as database:
+            found = database.execute("SELECT id FROM members WHERE code = ?", (member_code,)).fetchone()
+            if found is None:
+                return False
+            database.execute(
+                "UPDATE members SET code = ?, reserves = '[]' WHERE id = ?", (f"erased-{token_hex(8)}", *found)
+            )
+            database.execute("UPDATE invites SET url = '' WHERE member = ?", found)
+            database.execute(
+                "UPDATE pairs SET state = CASE WHEN code IS NULL THEN 'skipped' ELSE 'rejected' END, reason = ?"
+                " WHERE member = ? AND state = 'pending'",
+                (ERASED, *found),
+            )
+        return True
 
     # --- The plan
 
@@ -295,6 +314,23 @@ def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T
         return work(ledger)
     finally:
         ledger.close()
+
+
+def erase_from_ledger(path: str | os.PathLike[str], member_code: str) -> bool:
+    """Erase a member from the ledger of a campaign; False if it has no such member.
+
+    The numbers of pairs, invites and costs stay. The member code and the links of its invites go, and nothing
+    more is requested for it. Files that the campaign has written are not changed.
+
+    Raises:
+        LedgerError: There is no such ledger, or a run has it now.
+    """
+
+    def erase(ledger: CampaignLedger) -> bool:
+        ledger.lock()
+        return ledger.erase(member_code)
+
+    return with_ledger(path, erase)
 
 
 class Planning:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from sampling_async.notifications._access import verify_redirect
 from sampling_async.notifications._app import HitResponse, NotificationsApp
+from sampling_async.notifications._erasing import ErasedMember, erase_member
 from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryLater
 from sampling_async.notifications._inbox import Inbox, kept_secrets, rotate_secrets
 from sampling_async.notifications._outcomes import OutcomeLedger, OutcomeRow, QuotaFunnel, SurveyEnding
@@ -57,6 +58,7 @@ __all__ = [
     "Backlog",
     "Completion",
     "Entry",
+    "ErasedMember",
     "Fact",
     "FactStream",
     "GiveUp",
@@ -91,6 +93,7 @@ __all__ = [
     "Terminate",
     "UnknownNotification",
     "Validity",
+    "erase_member",
     "kept_secrets",
     "rotate_secrets",
     "verify_redirect",

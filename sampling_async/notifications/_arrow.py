@@ -50,9 +50,9 @@ def facts_table(facts: Sequence[Fact[Any]]) -> Any:
     types = {
         **dict.fromkeys(("received_at", "at"), moment),
         **dict.fromkeys(("verified", "is_live"), pa.bool_()),
-        **dict.fromkeys(("validity", "state", "member_code", "reason", "kind", "posted_as", "fields"), text),
+        **dict.fromkeys(("key", "validity", "state", "member_code", "reason", "kind", "posted_as"), text),
         **dict.fromkeys(("revenue", "amount"), pa.decimal128(38, 2)),
-        "anomaly": text,
+        **dict.fromkeys(("anomaly", "fields"), text),
     }
     columns: dict[str, list[Any]] = {
         "kind": [None if fact.kind is None else str(fact.kind) for fact in facts],

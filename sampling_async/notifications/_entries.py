@@ -56,7 +56,7 @@ def in_its_wave(run: Callable[..., Any], entry: Entry) -> Entry:
     quota = end.quota_id
     values = (member_text(end.member_code), end.survey_id, quota, quota, quota)
     for key, wave in run(_WAVES, values).fetchall():
-        identity = _moved(entry.identity, key)
+        identity = moved_identity(entry.identity, key)
         placed = evolve(end, wave_id=wave)
         return evolve(entry, key=key, identity=identity, fact_key=fact_key(identity), end=placed)
     return entry
@@ -73,15 +73,15 @@ def _take_in(run: Callable[..., Any], key: str, end: SurveyEnd) -> None:
             return
     for number, identity, *_ in rows:
         change = "UPDATE facts SET key = ?, identity = ?, wave = ? WHERE id = ?"
-        run(change, (key, _moved(identity, key), end.wave_id, number))
+        run(change, (key, moved_identity(identity, key), end.wave_id, number))
 
 
 def key_of_stored(identity: str, wave: int | None, quota: int | None, fields: str) -> str:
     """Return the `Fact.key` of a fact that was stored by a version without keys."""
-    return _key_of(identity, wave == 0 and not _says_wave(fields), quota)
+    return _new_key(identity, wave == 0 and not _says_wave(fields), quota)
 
 
-def _key_of(identity: str, is_without_wave: bool, quota: int | None) -> str:  # noqa: FBT001
+def _new_key(identity: str, is_without_wave: bool, quota: int | None) -> str:  # noqa: FBT001
     """Return the key of a new fact.
 
     An end without its wave may be moved into one later, and then another one, of another quota, may come
@@ -95,7 +95,8 @@ def _says_wave(fields: str) -> bool:
     return FieldReader(json.loads(fields)).has_wave
 
 
-def _moved(identity: str, key: str) -> str:
+def moved_identity(identity: str, key: str) -> str:
+    """Return the identity of a fact that is now about another key."""
     if not identity.startswith("["):  # of a correction of a terminate, which is known by its fact
         return identity
     kind, _, more = json.loads(identity)
@@ -154,7 +155,7 @@ def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
         posted_as=hit.kind,
         key=key,
         identity=identity,
-        fact_key=_key_of(identity, is_without_wave, None if end is None else end.quota_id),
+        fact_key=_new_key(identity, is_without_wave, None if end is None else end.quota_id),
         content=content,
         rank=_rank(record, came=hit.at, latest=hit.at + _AHEAD),
         fields=json.dumps(fields),

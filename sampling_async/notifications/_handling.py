@@ -370,8 +370,13 @@ class Handling(BackgroundService):
         """Store a result; if the store is away, again before the next claim, as long as the lease lasts."""
 
         def note(future: Future[object]) -> None:
-            if isinstance(future.exception(), StoreError) and self._clock() < until:
-                self._unsettled.append((settled, until))
+            exc = future.exception()
+            if not isinstance(exc, StoreError) or self._clock() > until:
+                _log_failure(future)
+                return
+            if not self._unsettled:  # one line for all that wait
+                _LOG.warning("results of handlers cannot be stored, and are stored again: %s", exc)
+            self._unsettled.append((settled, until))
 
         self._submit(lambda store: store.settle(self._owner, settled), note)
 
@@ -380,16 +385,14 @@ class Handling(BackgroundService):
             self._settle(*self._unsettled.popleft())
 
     def _submit(
-        self, operation: Callable[[Store], object], note: Callable[[Future[object]], object] | None = None
+        self, operation: Callable[[Store], object], note: Callable[[Future[object]], None] | None = None
     ) -> None:
         try:
             future = self._committer.submit(operation)
         except StoreError as exc:
             future = Future()
             future.set_exception(exc)
-        future.add_done_callback(_log_failure)
-        if note is not None:
-            future.add_done_callback(note)
+        future.add_done_callback(note or _log_failure)
 
 
 def _description(running: _Running) -> str:

@@ -77,11 +77,8 @@ ORDER BY part, place, invite, is_taken, key, fact
 
 def _add_invites(store: SqlStore, invites: Sequence[tuple[object, ...]]) -> int:
     """Store new invites (key, member, survey, wave, quota, time) and return how many are new."""
-    query = (
-        "INSERT INTO invites (key, member, survey, wave, quota, invited) VALUES (?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT (key) DO NOTHING"
-    )
-    return sum(store.run(query, invite).rowcount for invite in invites)
+    columns = "invites (key, member, survey, wave, quota, invited)"
+    return store.insert(columns, invites, on_conflict="ON CONFLICT (key) DO NOTHING")
 
 
 def _enter(store: SqlStore, member_code: str, quota_id: int, at: float) -> bool:

@@ -8,7 +8,7 @@ import time
 from contextlib import closing, contextmanager
 from hashlib import blake2b
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
 from sampling_async import InvalidRequestError
@@ -99,10 +99,10 @@ class PostgresStore(SqlStore):
         """Whether the address holds a password. Better it stands in `PGPASSWORD` or `~/.pgpass`."""
         return "password" in self._options
 
-    def copy(self) -> Self:
+    def copy(self) -> PostgresStore:
         """Return a store of the same database and schema that is not open."""
-        made = type(self)("postgresql://", schema=self.schema, timeout=self.timeout)
-        made._options = self._options  # noqa: SLF001  of the same class
+        made = PostgresStore("postgresql://", schema=self.schema, timeout=self.timeout)
+        made._options = self._options
         return made
 
     # --- Opening and closing

@@ -111,16 +111,16 @@ def new_connection(
         seconds: How long connecting may take, and each statement.
         is_long: Whether statements may take any time.
     """
-    defaults = {
+    given: dict[str, Any] = {
         "connect_timeout": max(2, round(seconds)),
         "tcp_user_timeout": round(seconds * 1e3),
         "keepalives_idle": 30,
         "target_session_attrs": "read-write",  # of several hosts, the primary
         "application_name": "sampling_async",
+        **options,
+        "client_encoding": "utf8",
     }
-    connection = LimitedConnection.connect(
-        **{**defaults, **options, "client_encoding": "utf8"}, autocommit=True
-    )
+    connection = LimitedConnection.connect(**given, autocommit=True)
     try:
         # Without types the server takes them from the columns, and a statement is the same for all values.
         connection.adapters.register_dumper(int, _UntypedInt)

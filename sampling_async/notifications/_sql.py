@@ -10,7 +10,7 @@ from abc import abstractmethod
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sampling_async._contract.checks import moment_of
 from sampling_async._contract.records import INT64_MAX
@@ -58,7 +58,7 @@ class SqlStore(Store):
         self._claimed_at = inf
 
     @abstractmethod
-    def copy(self) -> Self:
+    def copy(self) -> SqlStore:
         """Return a store of the same database that is not open."""
 
     @abstractmethod
@@ -136,13 +136,13 @@ class SqlStore(Store):
         self.lock(_RECEIVING)
         (number,) = self._receipt_numbers(1)
         verdicts = [self._enter(number, receipt.at, in_its_wave(self.run, entry)) for entry in entries]
-        self._insert(RECEIPTS, [receipt_row(number, Hit(receipt, entries, verdict), verdicts)])
+        self.insert(RECEIPTS, [receipt_row(number, Hit(receipt, entries, verdict), verdicts)])
         return verdicts
 
     def receive_all(self, hits: Sequence[Hit]) -> None:
         self.lock(_RECEIVING)
-        # The event loop runs beside this thread only while SQLite works, and after each statement this thread
-        # waits for the loop. So notifications that no other one has to do with are inserted together.
+        # The event loop runs beside this thread only while the database works, and after each statement this
+        # thread waits for the loop. So notifications that no other one has to do with are inserted together.
         subjects = [[(entry, *subject_of(entry)) for entry in hit.entries] for hit in hits]
         known = self._known({key for entries in subjects for *_, keys in entries for key in keys})
         seen: set[object] = set()
@@ -156,13 +156,13 @@ class SqlStore(Store):
                     fresh.append(fact_row(number, hit.receipt.at, entry))
                     verdicts.append("new")
                 else:
-                    self._insert(FACTS, fresh)
+                    self.insert(FACTS, fresh)
                     fresh.clear()
                     verdicts.append(self._enter(number, hit.receipt.at, in_its_wave(self.run, entry)))
                 seen.add(subject)
             receipts.append(receipt_row(number, hit, verdicts))
-        self._insert(FACTS, fresh)
-        self._insert(RECEIPTS, receipts)
+        self.insert(FACTS, fresh)
+        self.insert(RECEIPTS, receipts)
 
     def _known(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that there are facts of."""
@@ -174,17 +174,17 @@ class SqlStore(Store):
             known.update(key for (key,) in self.run(query, part).fetchall())
         return known
 
-    def _insert(self, into: str, rows: Sequence[tuple[object, ...]]) -> None:
-        """Insert rows, many with one statement."""
-        begin = 0
+    def insert(self, into: str, rows: Sequence[Sequence[object]], *, on_conflict: str = "") -> int:
+        """Insert rows into columns of a table, many with one statement, and return how many were inserted."""
+        begin = count = 0
         while left := len(rows) - begin:
             # Of few sizes, so that their statements stay compiled.
             size = min(1 << left.bit_length() - 1, MOST_ROWS)
             part = rows[begin : begin + size]
-            self.run(
-                insertion(self._INSERT, into, len(part[0]), size), [value for row in part for value in row]
-            )
+            query = f"{insertion(self._INSERT, into, len(part[0]), size)} {on_conflict}"
+            count += self.run(query, [value for row in part for value in row]).rowcount
             begin += size
+        return count
 
     def _enter(self, receipt: int, at: float, entry: Entry) -> str:
         row = fact_row(receipt, at, entry)
@@ -218,7 +218,7 @@ class SqlStore(Store):
             if first != number:
                 self.run("UPDATE facts SET corrects = ? WHERE id = ?", (first, number))
             overruled = self._supersede(Validity.OVERRULED, "key = ? AND kind = ?", entry.key, Kind.TERMINATE)
-            for terminate, state in overruled:
+            for terminate, state in sorted(overruled):
                 # Also one that is being handled now: the new fact waits until its handler has ended.
                 if state in (State.HANDLED, State.PENDING):
                     self._correct_terminate(terminate, receipt, at)

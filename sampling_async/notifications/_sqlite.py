@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.database import connected, failing, make_durable, patiently, transaction
@@ -49,9 +49,9 @@ class SqliteStore(SqlStore):
     def __repr__(self) -> str:
         return f"<SqliteStore {self.path}>"
 
-    def copy(self) -> Self:
+    def copy(self) -> SqliteStore:
         """Return a store of the same file that is not open."""
-        return type(self)(self.path)
+        return SqliteStore(self.path)
 
     # --- Opening and closing
 

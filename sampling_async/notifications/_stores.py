@@ -30,8 +30,8 @@ def store_of(store: AnyStore) -> Store:
         return SqliteStore(store)
     if isinstance(store, type) or not callable(getattr(store, "receive_all", None)):
         raise InvalidRequestError(
-            "store must be a path, an address such as postgresql://user@host/database, or a subclass of Store"
-            f" such as SqliteStore, not {shown(store)}"
+            f"store must be a path, or a subclass of Store such as SqliteStore, not {shown(store)}; or the"
+            " address of a database, as postgresql://user@host/database"
         )
     return store
 

@@ -1,0 +1,57 @@
+"""The command `erase`: a member's code goes, and what must stay for the money stays."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
+from typing import Annotated
+
+import typer
+
+from sampling_async import InvalidRequestError
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._options import argument, option, takes
+from sampling_async._cli._stores import existing_store
+from sampling_async._cli._tally import DONE, INCOMPLETE
+from sampling_async.notifications import erase_member
+
+
+@takes(quietable=True)
+def erase(
+    member: Annotated[str, argument("MEMBER", "The member code; - to read it from stdin.")],
+    *,
+    store: Annotated[
+        list[str] | None,
+        option("FILE|ADDRESS", "A store of notifications, outcomes and links; may be given again.", "--store"),
+    ] = None,
+    ledger: Annotated[
+        list[Path] | None, option("FILE", "The ledger of a campaign; may be given again.", "--ledger")
+    ] = None,
+) -> None:
+    """Erase a member from stores of notifications and from ledgers of campaigns.
+
+    Revenue, dates and IDs stay, under a code that nobody has. Exit code 1
+    says that a notification which was not understood may name the member.
+    """
+    if not store and not ledger:
+        raise InvalidRequestError("name what to erase the member from: --store, --ledger, or both")
+    code = sys.stdin.readline().rstrip("\n") if member == "-" else member
+    if not code:
+        raise InvalidRequestError("the member code is empty")
+    is_unclear = False
+    for address in store or ():
+        opened = existing_store(address)
+        erased = erase_member(opened, code)
+        show.note(
+            f"{opened!r}: {erased.facts:,} facts ({erased.unhandled:,} were not handled),"
+            f" {erased.invites:,} invites, {erased.links:,} links, {erased.receipts:,} receipts"
+        )
+        if erased.unclear:
+            is_unclear = True
+            typer.echo(f"not understood, look at them: facts {', '.join(map(str, erased.unclear))}", err=True)
+    for path in ledger or ():
+        # Needs the extra `panel`.
+        from sampling_async.campaign import erase_from_ledger  # noqa: PLC0415
+
+        show.note(f"{path}: {'erased' if erase_from_ledger(path, code) else 'no such member'}")
+    raise typer.Exit(INCOMPLETE if is_unclear else DONE)

@@ -1,0 +1,160 @@
+"""Erase a member: what must stay for the money stays, without the code."""
+
+from __future__ import annotations
+
+import json
+import re
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
+
+from sampling_async.notifications._bodies import NotUnderstoodError, RefusedBodyError, read_fields
+from sampling_async.notifications._entries import member_key, member_text, moved_identity
+from sampling_async.notifications._store import run_once
+from sampling_async.notifications._stores import AnyStore, sql_store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sampling_async.notifications._sql import SqlStore
+
+_PAGE: Final = 500
+_LEFT_OUT: Final = {"encryptedvalue", "additionaldata"}  # a signature over the code, and the query of the link
+
+
+@frozen(kw_only=True)
+class ErasedMember:
+    """What `erase_member` has changed.
+
+    Attributes:
+        facts: Facts that no longer name the member. Their dates, IDs, revenue and `Fact.key` stay.
+        unhandled: How many of them waited for a handler, and are skipped now.
+        invites: Invites in the ledger of outcomes that no longer name the member.
+        links: Links of the router that were deleted.
+        receipts: Receipts that were deleted.
+        unclear: The IDs of facts that were not understood and may name the member. They are left as they were.
+    """
+
+    facts: int
+    unhandled: int
+    invites: int
+    links: int
+    receipts: int
+    unclear: tuple[int, ...]
+
+
+def erase_member(store: AnyStore, member_code: str) -> ErasedMember:
+    """Erase a member from the store of an inbox: facts, receipts, invites of the ledger of outcomes, and links.
+
+    The member is replaced by one that nobody has, the same in facts and invites, so that the sums of the ledger
+    of outcomes stay. It reads all receipts, and may run while an inbox is open. What comes later about the
+    member is stored as for any other; with the same `Fact.key`, so that nothing is paid twice.
+
+    Raises:
+        InvalidRequestError: The store is neither SQLite nor PostgreSQL.
+        StoreError: The store cannot be read or written.
+    """
+    opened = sql_store_of(store)
+    receipts = list(_receipts_of(opened, member_code))
+    return run_once(opened, lambda it: _erased(it, member_code, receipts))
+
+
+def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMember:
+    store.lock("facts")
+    nobody = f"erased-{token_hex(8)}"
+    facts, states = 0, list[str]()
+    query = (
+        "SELECT id, kind, identity, survey, wave, fields, state FROM facts WHERE member = ? OR kind = 'invite'"
+    )
+    for number, kind, identity, survey, wave, fields, state in store.execute(
+        query, (member_text(member_code),)
+    ):
+        if kind == "invite":
+            if not _names(json.loads(fields), member_code):
+                continue
+            key = json.dumps(["invite", token_hex(8)])
+        else:
+            key = member_key(survey, wave, nobody)
+        store.execute(
+            "UPDATE facts SET key = ?, identity = ?, member = CASE WHEN member IS NULL THEN NULL ELSE ? END,"
+            " fields = ?, content = '', error = NULL, owner = NULL,"
+            " state = CASE WHEN state IN ('pending', 'dead') THEN 'skipped' ELSE state END WHERE id = ?",
+            (
+                key,
+                moved_identity(identity, key),
+                member_text(nobody),
+                _scrubbed(fields, member_code, nobody),
+                number,
+            ),
+        )
+        facts += 1
+        states.append(state)
+    invites = store.execute(
+        "SELECT key, survey, wave FROM invites WHERE member = ?", (member_text(member_code),)
+    )
+    for key, survey, wave in invites:
+        values = (member_key(survey, wave, nobody), member_text(nobody), key)
+        store.execute("UPDATE invites SET key = ?, member = ? WHERE key = ?", values)
+    links = store.run("DELETE FROM links WHERE member = ?", (member_text(member_code),)).rowcount
+    for number in receipts:
+        store.run("DELETE FROM receipts WHERE id = ?", (number,))
+    return ErasedMember(
+        facts=facts,
+        unhandled=sum(state in ("pending", "dead") for state in states),
+        invites=len(invites),
+        links=links,
+        receipts=len(receipts),
+        unclear=tuple(_unclear(store, member_code)),
+    )
+
+
+def _unclear(store: SqlStore, member_code: str) -> Iterator[int]:
+    named = re.compile(rf"(?<!\w){re.escape(member_code)}(?!\w)")
+    query = (
+        "SELECT f.id, f.fields, r.body, r.query FROM facts AS f LEFT JOIN receipts AS r ON r.id = f.receipt"
+        " WHERE f.kind = '' ORDER BY f.id"
+    )
+    for number, fields, body, sent in store.execute(query):
+        text = bytes(body or b"").decode("utf-8", "replace")
+        if named.search(text) or named.search(str(sent)) or _names(json.loads(fields), member_code):
+            yield number
+
+
+def _receipts_of(store: SqlStore, member_code: str) -> Iterator[int]:
+    """Yield the receipts that name a member, but those of facts that were not understood."""
+    query = (
+        "SELECT id, body, query, headers FROM receipts AS r WHERE id > ? AND NOT EXISTS"
+        " (SELECT 1 FROM facts AS f WHERE f.kind = '' AND f.receipt = r.id) ORDER BY id LIMIT ?"
+    )
+    last = 0
+    with store.reading("cannot be read", is_long=True) as run:
+        while rows := run(query, (last, _PAGE)).fetchall():
+            for number, body, sent, headers in rows:
+                last = number
+                try:
+                    fields = read_fields(bytes(body), json.loads(sent), json.loads(headers))
+                except (NotUnderstoodError, RefusedBodyError):
+                    continue
+                if any(_names(each, member_code) for each in fields):
+                    yield number
+
+
+def _names(value: Any, member_code: str) -> bool:
+    """Return whether a value, or one in it, is a member code."""
+    if isinstance(value, dict):
+        return any(_names(each, member_code) for each in value.values())
+    if isinstance(value, list):
+        return any(_names(each, member_code) for each in value)
+    return str(value) == member_code
+
+
+def _scrubbed(fields: str, member_code: str, nobody: str) -> str:
+    """Return fields, as JSON, with another member."""
+    return json.dumps(
+        {
+            name: nobody if str(value) == member_code else value
+            for name, value in json.loads(fields).items()
+            if re.sub(r"[\W_]", "", name.casefold()) not in _LEFT_OUT
+        }
+    )
