@@ -6,8 +6,8 @@
 
 The service answers after 50 to 400 ms, refuses 5 % of the pairs and surveys that the member has an invite of,
 and is away for 10 s in the middle. Each member clicks some three times; one click in ten is a double click, and
-seven links in ten are entered. A campaign asks for bulks of 100 on the same client all the time. The router comes
-first, then the click page that partners write (`peers/click_page.py`). Each has a service of its own, whose
+seven links in ten are entered. A campaign asks for bulks of 100 on the same client all the time. First comes
+the router, then the click page that partners write (`peers/click_page.py`). Each has a service of its own, whose
 ledger says what was really requested and made.
 """
 
@@ -271,7 +271,7 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
         if by == "router":
             spare = router.status.unused
             statuses = ", ".join(f"{count:,} {status}" for status, count in router.status.clicks.items())
-    with urlopen(f"{url}/made") as response:
+    with urlopen(f"{url}/made") as response:  # noqa: ASYNC210, S310  its own, and nothing else runs
         pairs = [each for each in json.load(response) if not each[0].startswith("campaign")]
     invites, twice = sum(made for *_, made in pairs), sum(asked > 1 for *_, asked, _ in pairs)
     link, every = sorted(clicks.link), sorted(clicks.all)
@@ -288,7 +288,8 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
         "invites made": invites,
         "unused, a click": (invites - len(clicks.shown)) / len(every),
         "made and not known to the page": None if spare is None else invites - len(clicks.shown) - spare,
-        "pairs that were requested twice; with two invites": f"{twice:,}; {sum(made > 1 for *_, made in pairs):,}",
+        "pairs that were requested twice": twice,
+        "pairs with two invites": sum(made > 1 for *_, made in pairs),
         "ended as": statuses,
         "bulk outcomes a second beside it": sum(counted.values()) / arguments.seconds,
         "CPU of the process, ms a click, the campaign included": 1000 * cpu / len(every),
