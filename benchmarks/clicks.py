@@ -6,9 +6,9 @@
 
 The service answers after 50 to 400 ms, refuses 5 % of the pairs and surveys that the member has an invite of,
 and is away for 10 s in the middle. Each member clicks some three times; one click in ten is a double click, and
-seven links in ten are entered. A campaign asks for bulks of 100 on the same client all the time. First comes
-the router, then the click page that partners write (`peers/click_page.py`). Each has a service of its own, whose
-ledger says what was really requested and made.
+seven links in ten are entered. A campaign asks for bulks of 100 on the same client all the time. The router is
+measured first, then the click page that partners write (`peers/click_page.py`). Each has a service of its own,
+whose ledger says what was really requested and made.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
         if by == "router":
             spare = router.status.unused
             statuses = ", ".join(f"{count:,} {status}" for status, count in router.status.clicks.items())
-    with urlopen(f"{url}/made") as response:  # noqa: ASYNC210, S310  its own, and nothing else runs
+    with urlopen(f"{url}/made") as response:  # noqa: ASYNC210  its own, and nothing else runs
         pairs = [each for each in json.load(response) if not each[0].startswith("campaign")]
     invites, twice = sum(made for *_, made in pairs), sum(asked > 1 for *_, asked, _ in pairs)
     link, every = sorted(clicks.link), sorted(clicks.all)
