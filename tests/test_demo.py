@@ -17,7 +17,7 @@ from rich.console import Console
 
 from sampling_async import InviteOutcome, Percentiles
 from sampling_async._cli import _demo, _demo_view
-from sampling_async._cli._demo import Demo, run_day
+from sampling_async._cli._demo import CLICKING, Demo, run_day
 from sampling_async.campaign import CodeCount, Pairs, Summary
 from sampling_async.notifications import SqliteStore, StoreError
 from sampling_async.simulator import Latency, Lie, Verdict
@@ -37,9 +37,11 @@ def test_a_demo_agrees_with_the_service_from_the_inventory_to_the_report(tmp_pat
     assert demo.run.pairs == pairs
     assert findings.plan.members == 12
     assert 0 < findings.plan.pairs <= pairs.planned
-    assert findings.invites == pairs.invited > 0
+    assert findings.invites == pairs.invited + findings.links
+    assert pairs.invited > 0 < findings.links
+    assert len(findings.clicks) == 2 * CLICKING
     assert findings.received == findings.posted
-    assert sum(findings.received) == pairs.invited
+    assert sum(findings.received) == findings.invites
     assert findings.latency.count == findings.summary.requests >= 12
     names = {path.name for path in tmp_path.iterdir()}
     assert {"panel.jsonl", "campaign.ledger", "notifications.db", "report.html", "summary.json"} <= names
@@ -131,7 +133,8 @@ def test_a_piped_demo_prints_one_json_object(tmp_path):
     assert figures["Agrees"] is True
     assert 0 < figures["SuccessRate"] <= 1
     assert sum(figures["Outcomes"].values()) == sum(each["QuotaIDs"] for each in figures["ResultCodes"])
-    assert figures["Ledger"]["Invites"] == figures["Outcomes"]["invited"] == figures["Pairs"]["Invited"]
+    assert figures["Outcomes"]["invited"] == figures["Pairs"]["Invited"]
+    assert figures["Ledger"]["Invites"] == figures["Pairs"]["Invited"] + figures["Clicks"]["Links"]
     assert figures["Report"] == str(tmp_path / "out" / "report.html")
     assert (tmp_path / "out" / "report.html").is_file()
     assert result.stderr == ""
@@ -162,6 +165,7 @@ def test_the_screen_fits_the_terminal(width, findings):
             recontacts={77: 25, 78: 3},
             received=(0, 0),
             posted=(0, 0),
+            clicks=(),
             invites=1,
             verdict=Verdict(lost=(InviteOutcome("M", 3, "unknown", None, None, None),)),
         ),

@@ -10,27 +10,29 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from attrs import asdict, define, field, frozen
 
-from sampling_async import Percentiles, Quotas, SamplingClient
+from sampling_async import InviteOutcome, Percentiles, Quotas, SamplingClient
 from sampling_async.campaign import Campaign, Plan, Summary
-from sampling_async.matching import Allocate, LiveIndex, QuestionKinds
+from sampling_async.matching import Allocate, LiveIndex, Member, QuestionKinds
 from sampling_async.notifications import Inbox, OutcomeLedger, kept_secrets
+from sampling_async.routing import Route, SurveyRouter
 from sampling_async.simulator import AGE_BANDS, Fault, Latency, Notifying, Simulator, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Iterable, Iterator
     from pathlib import Path
 
     from sampling_async.campaign import CampaignRun
     from sampling_async.simulator import Outbox, SimulatedMember
 
 PER_MEMBER: Final = 4  # how many quotas a member gets at most
+CLICKING: Final = 50  # members who are in no campaign, and click on the partner's page
 _AGE: Final = 1001538  # the question about the age
 _NO_REQUEST: Final = Percentiles(count=0, p50=0.0, p90=0.0, p99=0.0, longest=0.0)
 _LATENCY: Final = Latency(a=0.01, b=0.0003, workers=8)  # of a bulk invite
@@ -56,7 +58,11 @@ class Demo:
     def simulator(self) -> Simulator:
         notifying = Notifying(completes=0.4, survey_seconds=0.5, repeated=0.05)
         simulator = Simulator(
-            self.seed, surveys=self.surveys, members=self.members, latency=self.latency, notifying=notifying
+            self.seed,
+            surveys=self.surveys,
+            members=self.members + CLICKING,
+            latency=self.latency,
+            notifying=notifying,
         )
         if self.faults:
             simulator.faults.add(Fault.status(503, retry_after=0.1).on("bulk_invite", every=60))
@@ -73,6 +79,7 @@ class Findings:
     summary: Summary
     latency: Percentiles  # of the bulk requests
     recontacts: Mapping[int, int]  # the number of member codes by quota ID
+    clicks: Sequence[Route]
     received: tuple[int, int]  # completes and terminates in the inbox
     revenue: float
     verdict: Verdict  # of the client's outcomes
@@ -91,10 +98,15 @@ class Findings:
         return sum(self.posted) - sum(self.received)
 
     @property
+    def links(self) -> int:
+        """How many links were made for clicks."""
+        return sum(route.url is not None and not route.is_repeat for route in self.clicks)
+
+    @property
     def disagreement(self) -> str:
         """What client and service disagree on; empty if on nothing. An end that was not heard yet is none."""
         pairs = self.summary.pairs
-        expected = pairs.invited + len(self.verdict.unread)
+        expected = pairs.invited + self.links + len(self.verdict.unread)
         if not self.verdict.ok:
             return str(self.verdict).splitlines()[0]
         if self.invites != expected:
@@ -114,7 +126,8 @@ async def run_day(demo: Demo) -> Findings:
     simulator = demo.simulator()
     outbox = demo.outbox = simulator.notifications
     panel, store = demo.folder / "panel.jsonl", demo.folder / "notifications.db"
-    _write_panel(simulator.members.values(), panel)
+    members = list(simulator.members.values())
+    _write_panel(members[CLICKING:], panel)
     inbox, ledger = Inbox(store, secrets=kept_secrets(store)), OutcomeLedger(store)
     kinds = QuestionKinds.default().with_age(_AGE, AGE_BANDS)
     with simulator.serve() as base_url:
@@ -139,6 +152,10 @@ async def run_day(demo: Demo) -> Findings:
                 await ledger.invited(outcomes)
                 summary = await campaign.write(demo.folder, title="A day with the simulator")
                 latency = client.snapshot().latency.get("bulk_invite", _NO_REQUEST)
+
+                simulator.faults.clear()  # the campaign was at night
+                async with SurveyRouter(client, live, store=store) as router:
+                    clicks = await _click(router, members[:CLICKING])
             for _ in range(_ROUNDS):
                 await outbox.deliver(inbox)
         funnel = await ledger.funnel()
@@ -149,13 +166,35 @@ async def run_day(demo: Demo) -> Findings:
         summary=summary,
         latency=latency,
         recontacts=recontacts,
+        clicks=clicks,
         received=(sum(quota.completed for quota in funnel), sum(quota.terminated for quota in funnel)),
         revenue=float(sum(quota.revenue for quota in funnel)),
-        verdict=simulator.ledger.check(outcomes),
+        verdict=simulator.ledger.check([*outcomes, *_outcomes_of(clicks, members)]),
         invites=len(simulator.ledger.invites),
         posted=(posted["completion"], posted["terminate"]),
         unheard=sum(posting.kind in ENDS for posting in outbox.unheard),
     )
+
+
+async def _click(router: SurveyRouter, members: Iterable[SimulatedMember]) -> list[Route]:
+    """Have each member click twice at the same moment, and enter the link."""
+    routes: list[Route] = []
+    for each in members:
+        member = Member(each.member_code, each.profile, each.device_type_id, participations=each.participations)
+        twice = await asyncio.gather(router.route(member), router.route(member))
+        await twice[0].entered()
+        routes += twice
+    return routes
+
+
+def _outcomes_of(routes: Sequence[Route], members: Sequence[SimulatedMember]) -> Iterator[InviteOutcome]:
+    """Yield the links of clicks as outcomes, for the comparison with the service."""
+    for number, route in enumerate(routes):
+        if route.invite is not None and not route.is_repeat:
+            code, quota_id = members[number // 2].member_code, route.invite.quota_id
+            yield InviteOutcome(
+                member_code=code, quota_id=quota_id, status="invited", invite=route.invite, result_code=1
+            )
 
 
 @asynccontextmanager

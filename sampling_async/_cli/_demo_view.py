@@ -84,6 +84,8 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
             Speed=f"{summary.active_seconds:.1f} s, {latency.count:,} bulk requests: "
             + "  ".join(f"{name} {getattr(latency, name) * 1000:.0f} ms" for name in _PERCENTILES),
             Surveys=f"{completed:,} completes worth {findings.revenue:,.2f}, {terminated:,} terminates",
+            Clicks=f"{len(findings.clicks):,} on the partner's page, two at a time: {findings.links:,} links, "
+            f"{sum(route.url is None for route in findings.clicks):,} clicks without one",
             Recontact=f"{sum(findings.recontacts.values()):,} member codes of "
             f"{len(findings.recontacts):,} quotas",
         ),
@@ -115,7 +117,7 @@ def _share(part: float) -> str:
 def _comparison(findings: Findings) -> Panel:
     summary, verdict = findings.summary, findings.verdict
     rows = [
-        ("Invites that the client reports", summary.pairs.invited),
+        ("Invites that the client reports", summary.pairs.invited + findings.links),
         ("Invites in the service's ledger", findings.invites),
     ]
     if verdict.unread or verdict.lost:
@@ -166,6 +168,11 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
         "Recontact": {
             "QuotaIDs": len(findings.recontacts),
             "MemberCodes": sum(findings.recontacts.values()),
+        },
+        "Clicks": {
+            "Made": len(findings.clicks),
+            "Links": findings.links,
+            "Without": sum(route.url is None for route in findings.clicks),
         },
         "Notifications": {
             "Completions": findings.received[0],
