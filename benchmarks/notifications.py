@@ -3,10 +3,11 @@
     python benchmarks/notifications.py
     python benchmarks/notifications.py --count 5000      a short one
     python benchmarks/notifications.py --store postgres  two receivers on one PostgreSQL
+    python benchmarks/notifications.py --by fastapi      two workers of an application with FastAPI
 
-`sampling-async notifications serve` receives. 5 % are sent twice, the order is shuffled, 1 % are not
-understood, and 1 % more are forged. What is not acknowledged is sent again, as the service does. Then two
-processes with handlers take the facts.
+`sampling-async notifications serve` receives, or an application with FastAPI, whose workers are killed. 5 % are
+sent twice, the order is shuffled, 1 % are not understood, and 1 % more are forged. What is not acknowledged is
+sent again, as the service does. Then two processes with handlers take the facts.
 
 With SQLite there is one receiver, which is killed five times with SIGKILL and started again. Once it cannot
 write to its disk for a second: its files may not grow (`prlimit`). One of the handlers is killed too.
@@ -26,28 +27,32 @@ import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from ports import free_port
 from postgres_kit import Cluster, missing  # the folder of the tests must be on the path
 
 from sampling_async.notifications import (
     Completion,
+    Inbox,
     InviteNotification,
     QuotaStatus,
     State,
     Terminate,
     UnknownNotification,
     Validity,
+    kept_secrets,
 )
 from sampling_async.notifications._stores import store_of
 
@@ -158,6 +163,59 @@ class Receiver:
         _, hard = resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE)
         soft = 4096 if is_full else hard
         resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+APPLICATION = """
+import os
+from contextlib import asynccontextmanager
+from fastapi import FastAPI
+from sampling_async.notifications import Inbox, kept_secrets
+inbox = Inbox(os.environ["STORE"], secrets=kept_secrets(os.environ["STORE"]))
+@asynccontextmanager
+async def lifespan(app):
+    async with inbox:
+        yield
+app = FastAPI(lifespan=lifespan)
+app.mount("/events", inbox.app)
+"""
+
+
+class Workers(Receiver):
+    """An application with FastAPI and two workers of uvicorn, which starts a worker again that was killed."""
+
+    def __init__(self, store: str, folder: Path) -> None:
+        super().__init__(store)
+        self._folder = folder
+        self._next = 0
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        began = time.perf_counter()
+        (self._folder / "application.py").write_text(APPLICATION)
+        self._port = free_port()
+        address = f"http://127.0.0.1:{self._port}/events"
+        self.urls = {str(kind): url for kind, url in self._inbox().urls(address).items()}
+        command = [sys.executable, "-m", "uvicorn", "application:app", "--workers", "2", "--no-access-log"]
+        environment = {**os.environ, "STORE": self._store}
+        self._process = subprocess.Popen(
+            [*command, "--port", str(self._port), "--log-level", "error"], cwd=self._folder, env=environment
+        )
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1.0):
+                break
+            time.sleep(0.05)
+        self.starts.append(time.perf_counter() - began)
+
+    def _inbox(self) -> Inbox:
+        return Inbox(self._store, secrets=kept_secrets(self._store))
+
+    def restart(self) -> None:
+        """Kill one worker; the other goes on, and a new one comes."""
+        assert self._process is not None
+        listed = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        workers = [int(pid) for pid in listed if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(workers[self._next % len(workers)], signal.SIGKILL)
+        self._next += 1
 
 
 class Sender:
@@ -329,6 +387,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
+    parser.add_argument("--by", choices=["serve", "fastapi"], default="serve", help="who receives")
     options = parser.parse_args()
     count, is_postgres = options.count, options.store == "postgres"
     if is_postgres and missing():
@@ -344,11 +403,18 @@ def main() -> None:
         if cluster is not None:
             stack.callback(cluster.remove)
         store = cluster.dsn if cluster is not None else str(Path(folder) / "notifications.db")
-        receivers = [Receiver(store) for _ in range(2 if is_postgres else 1)]
+        receivers = (
+            [Workers(store, Path(folder))]
+            if options.by == "fastapi"
+            else [Receiver(store) for _ in range(2 if is_postgres else 1)]
+        )
         steps: list[Callable[[], object]] = [
             receivers[number % len(receivers)].restart for number in range(KILLS)
         ]
-        steps.insert(KILLS // 2, receivers[0].have_a_full_disk if cluster is None else cluster.restart)
+        if cluster is not None:
+            steps.insert(KILLS // 2, cluster.restart)
+        elif options.by == "serve":
+            steps.insert(KILLS // 2, receivers[0].have_a_full_disk)
         sender, seconds = asyncio.run(ingest(receivers, queue, steps))
         found = Counter(identity_of(fact) for fact in store_of(store).facts())
         valid = [fact.id for fact in store_of(store).facts() if fact.validity is Validity.STANDS]
@@ -364,7 +430,11 @@ def main() -> None:
         (
             ("receivers and handlers killed, server restarted", f"{2 * KILLS} times, twice")
             if is_postgres
-            else ("receiver killed, disk full", f"{KILLS} times, {FULL_SECONDS:g} s")
+            else (
+                ("receiver killed, disk full", f"{KILLS} times, {FULL_SECONDS:g} s")
+                if options.by == "serve"
+                else ("worker killed", f"{KILLS} times")
+            )
         ),
         ("acknowledged, but lost", f"{len(lost):,} of {len(sender.acknowledged):,}"),
         ("never acknowledged", f"{count - len(sender.acknowledged):,}"),
