@@ -333,6 +333,13 @@ class Inbox:
             now=self._clock(),
         )
 
+    def check_writable(self) -> None:
+        """Raise a StoreError if no notification could be stored now; from any thread but the event loop's.
+
+        It writes to the store, as a notification would, but nothing that stays.
+        """
+        self._committer.submit(lambda store: store.check_writable()).result()
+
     # --- Facts
 
     def on(self, *records: type[Any]) -> Callable[[H], H]:
