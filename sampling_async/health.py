@@ -196,9 +196,10 @@ class Health:
             for kind, facts in report.inbox.by_kind.items():
                 of_kind = {"sampling.kind": kind or "unknown"}
                 yield Measurement("facts.pending", facts.pending, of_kind)
-                yield Measurement("facts.lag", facts.oldest_seconds, of_kind)
                 yield Measurement("facts.dead", facts.dead, of_kind)
-                yield Measurement("handler.failures", facts.failed, of_kind)
+                if facts.has_handler:  # the others wait forever, and their age says nothing
+                    yield Measurement("facts.lag", facts.oldest_seconds, of_kind)
+                    yield Measurement("handler.failures", facts.failed, of_kind)
         if report.router is not None:
             for status, clicks in report.router.clicks.items():
                 yield Measurement("clicks", clicks, {"sampling.status": status})

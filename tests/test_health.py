@@ -84,6 +84,18 @@ def inbox(store):
 
 
 @pytest.fixture
+def handled(store):
+    """Return an inbox whose handler of completions does not end."""
+    inbox = Inbox(store, secrets=SECRET, handling=HandlerPolicy(poll=0.01, grace=0.001))
+
+    @inbox.on(Completion, UnknownNotification)
+    async def hangs(_fact: object) -> None:
+        await anyio.sleep_forever()
+
+    return inbox
+
+
+@pytest.fixture
 def collected():
     return Collected()
 
@@ -258,20 +270,23 @@ def values(collected: Collected) -> dict[str, dict[str, float]]:
     }
 
 
-async def test_metrics_say_what_the_report_says(collected, inbox, tmp_path):
-    async with process(Panel(1, 2), inbox, tmp_path) as (client, live, router, _):
-        health = Health(client=client, live=live, inbox=inbox, router=router, telemetry=collected.telemetry())
+async def test_metrics_say_what_the_report_says(collected, handled, tmp_path):
+    async with process(Panel(1, 2), handled, tmp_path) as (client, live, router, _):
+        telemetry = collected.telemetry()
+        health = Health(client=client, live=live, inbox=handled, router=router, telemetry=telemetry)
         for _ in range(2):
             await router.route(MEMBER, within=5.0)
-        await post(inbox, "completion", COMPLETION)
+        await post(handled, "completion", COMPLETION)
+        await post(handled, "terminate", {**TERMINATE, "WaveId": 5})
         found = await in_thread(values, collected)
         points = await in_thread(collected.metrics)
         report = await health.report()
     assert found["ready"] == {"": 1}
     assert found["facts.pending"]["completion"] == 1
     assert found["facts.dead"]["unknown"] == 0
-    assert found["facts.lag"]["completion"] >= found["facts.lag"]["terminate"] == 0
-    assert found["handler.failures"]["completion"] == 0
+    assert found["facts.pending"]["terminate"] == 1
+    assert set(found["facts.lag"]) == set(found["handler.failures"]) == {"completion", "unknown"}
+    assert found["facts.lag"]["completion"] > found["facts.lag"]["unknown"] == 0
     assert found["notifications.not_stored"] == {"": 0}
     assert 0 <= found["inventory.age"][""] <= report.inventory_age
     assert found["outage"] == {"": 0}

@@ -315,7 +315,7 @@ class Inbox:
     # --- State
 
     async def status(self) -> InboxStatus:
-        """Return what a readiness probe and metrics need: numbers of waiting and dead facts, and ages.
+        """Return how many facts wait and are dead, and how long. For a probe, see `sampling_async.health`.
 
         The inbox need not be open. It reads the store, in some milliseconds for 100,000 pending facts, and
         raises a StoreError if it cannot.
@@ -328,6 +328,7 @@ class Inbox:
         return status_of(
             self.store.backlog(),
             dict(failed),
+            self._handlers.kinds,
             is_open=self._is_open,
             not_stored=self._not_stored_count,
             now=self._clock(),
