@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
 from attrs import asdict, evolve
+from doubles import until
 from notifications_kit import COMPLETION, SECRET, TERMINATE, post
+from opentelemetry.metrics import NoOpMeter
 from routing_kit import MEMBER, Panel, live_of
 from test_telemetry import Collected
 
 from sampling_async import InvalidRequestError, OutagePolicy
 from sampling_async._pacing.threads import in_thread
+from sampling_async._telemetry.vitals import VitalsMetrics
 from sampling_async.health import Health, HealthReport
 from sampling_async.notifications import (
     Completion,
@@ -137,8 +142,7 @@ async def test_a_service_that_is_away_makes_no_inbox_unready(inbox, tmp_path):
     panel = Panel(1)
     panel.is_away = True
     async with process(panel, inbox, tmp_path, outage=QUICK_OUTAGES) as (client, live, router, health):
-        while client.snapshot().breaker == "closed":
-            await anyio.sleep(0.001)
+        await until(lambda: client.snapshot().breaker == "open")
         report = await health.report()
         alone = await Health(live=live, router=router).report()
         matching = await Health(live=live).report()
@@ -234,8 +238,7 @@ async def test_dead_facts_and_an_old_inventory_are_problems(store):
     now = [0.0]
     async with live_of(Panel(1), clock=lambda: now[0]) as (_, live), inbox:
         await post(inbox, "completion", COMPLETION)
-        while not (await inbox.status()).dead:
-            await anyio.sleep(0.005)
+        await until(lambda: inbox.read_status().dead)
         now[0] += 9000
         report = await Health(inbox=inbox, live=live).report()
     assert report.is_ready
@@ -257,12 +260,45 @@ async def test_a_report_needs_a_time_limit(inbox):
 
 # --- Metrics
 
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+class NamingMeter(NoOpMeter):
+    """Keeps the names of metrics, and those that Prometheus makes of them."""
+
+    def __init__(self):
+        super().__init__("test")
+        self.made = {}
+
+    def _keep(self, name, unit, end):
+        self.made[name] = f"{name.replace('.', '_')}{'_seconds' if unit == 's' else ''}{end}"
+
+    def create_observable_gauge(self, name, callbacks=None, unit="", description=""):
+        self._keep(name, unit, "")
+
+    def create_observable_counter(self, name, callbacks=None, unit="", description=""):
+        self._keep(name, unit, "_total")
+
+
+def test_the_dashboard_and_the_page_use_the_metrics_that_there_are():
+    meter = NamingMeter()
+    VitalsMetrics(meter)
+    known = {*meter.made.values(), "sampling_outcomes_total"}  # the last one is of the client
+    labels = {"sampling_kind", "sampling_status", "sampling_panel"}
+    for page in ("howto/monitoring.md", "files/grafana-dashboard.json"):
+        used = set(re.findall(r"\bsampling_(?!async|simulator)\w+", (DOCS / page).read_text())) - labels
+        assert used <= known, page
+    table = re.findall(r"^\| `(sampling\.[\w.]+)` \|", (DOCS / "howto/monitoring.md").read_text(), re.MULTILINE)
+    assert set(table) == set(meter.made)
+
 
 def values(collected: Collected) -> dict[str, dict[str, float]]:
     """Return the values of each metric, by the attribute that is not the panel."""
     return {
         name.removeprefix("sampling."): {
-            next((str(value) for key, value in point.attributes.items() if key != "sampling.panel"), ""): point.value
+            next(
+                (str(value) for key, value in point.attributes.items() if key != "sampling.panel"), ""
+            ): point.value
             for point in points
         }
         for name, points in collected.metrics().items()

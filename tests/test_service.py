@@ -1,4 +1,4 @@
-"""The service of docs/howto/monitoring.md in a real server: it starts, receives and ends, whatever the operator does."""
+"""The service of docs/howto/monitoring.md in a real server, whose operator is away or hangs."""
 
 from __future__ import annotations
 
@@ -46,13 +46,22 @@ class Service:
         for example in examples_of(ROOT / "docs" / "howto" / "monitoring.md"):
             if example.is_service:
                 # Members of the simulator, in place of a database.
-                profiles = f"PROFILES.update({ {code: dict(each.profile) for code, each in SIM.members.items()} })\n"
+                profiles = (
+                    f"PROFILES.update({ {code: dict(each.profile) for code, each in SIM.members.items()} })\n"
+                )
                 (folder / example.name).write_text(f"{example.text}\n\n{profiles}")
         self.store, port = folder / "partner.db", free_port()
         self.url = f"http://127.0.0.1:{port}"
         known = {"PANEL_GUID": SIM.panel_guid, "API_KEY": SIM.api_key, "BASE_URL": operator}
         environment = {f"SAMPLING_{name}": value for name, value in known.items()}
-        command = [sys.executable, "-m", "uvicorn", "monitored_service:app", "--no-access-log", f"--port={port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "monitored_service:app",
+            "--no-access-log",
+            f"--port={port}",
+        ]
         self.process = subprocess.Popen(
             command,
             cwd=folder,
@@ -141,7 +150,9 @@ def test_a_service_ends_while_the_operator_may_still_respond_to_a_click(tmp_path
             service.until_inventory()
             SIM.faults.add(Fault.delay(30))
             try:
-                clicks = [threading.Thread(target=service.click, args=[code]) for code in list(SIM.members)[:10]]
+                clicks = [
+                    threading.Thread(target=service.click, args=[code]) for code in list(SIM.members)[:10]
+                ]
                 for click in clicks:
                     click.start()
                 for click in clicks:

@@ -3,8 +3,8 @@
     python docs/pictures/dashboard.py          # draws dashboard.svg from dashboard.json
     python docs/pictures/dashboard.py --run    # runs the service for a minute first, and writes dashboard.json
 
-The service runs with the simulator and members who click. From second 15 to 25 the operator's service is away, from
-second 35 to 45 the handler of completions fails. Charts and their order are those of grafana-dashboard.json.
+The service runs with the simulator and members who click. From second 15 to 25 the operator's service is away,
+from second 35 to 45 the handler of completions fails. The charts are the first of grafana-dashboard.json.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import random
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
@@ -68,7 +69,9 @@ async def run() -> list[dict[str, float]]:
     samples: list[dict[str, float]] = []
     with TemporaryDirectory() as folder, sim.serve() as url:
         store, second = Path(folder) / "partner.db", 0
-        inbox = Inbox(store, secrets="a-secret-of-the-picture", handling=HandlerPolicy(first_wait=1, attempts=4))
+        inbox = Inbox(
+            store, secrets="a-secret-of-the-picture", handling=HandlerPolicy(first_wait=1, attempts=4)
+        )
 
         @inbox.on(Completion, UnknownNotification)
         async def credit(_: Fact[Completion | UnknownNotification]) -> None:
@@ -113,13 +116,14 @@ async def run() -> list[dict[str, float]]:
 def _prometheus(data: Any) -> dict[str, float]:
     """Return all values by the names that Prometheus makes of them, with the kind or status behind."""
     found: dict[str, float] = {}
-    for metric in (each for of in data.resource_metrics for scope in of.scope_metrics for each in scope.metrics):
+    scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
+    for metric in (each for scope in scopes for each in scope.metrics if each.name.startswith("sampling.")):
         seconds = "_seconds" if metric.unit == "s" else ""
         total = "_total" if hasattr(metric.data, "is_monotonic") else ""
+        name = f"{metric.name.replace('.', '_')}{seconds}{total}"
         for point in metric.data.data_points:
-            label = next((str(value) for key, value in point.attributes.items() if key != "sampling.panel"), "")
-            if metric.name.startswith("sampling."):
-                found[f"{metric.name.replace('.', '_')}{seconds}{total} {label}".strip()] = round(point.value, 3)
+            label = next(iter(point.attributes.values()), "")  # its kind or status: there is one panel
+            found[f"{name} {label}".strip()] = round(point.value, 3)
     return found
 
 
@@ -137,7 +141,8 @@ def series_of(query: str, samples: list[dict[str, float]]) -> Series:
         if query.startswith("count("):
             values = [None if value is None else 1.0 for value in values]
         if "rate(" in query:
-            values = [0.0, *(max(0.0, (b or 0) - (a or 0)) for a, b in zip(values, values[1:], strict=False))]
+            rises = [(later or 0.0) - (before or 0.0) for before, later in pairwise(values)]
+            values = [0.0, *rises]
         if any(values) or len(keys) == 1:
             found[key.partition(" ")[2]] = values
     return found
