@@ -151,7 +151,9 @@ class Health:
         live, router = self._live, None if self._router is None else self._router.status
         reasons: list[str] = []
         problems: list[str] = []
-        if look is not None:
+        if self._inbox is not None and not self._inbox.is_open:  # the look may be older than that
+            reasons.append("the inbox is closed")
+        elif look is not None:
             reasons += look.reasons(self._clock())
         if router is not None and not router.is_ready:
             (reasons if look is None else problems).append(f"clicks cannot be routed: {router.reason}")
@@ -241,7 +243,7 @@ class _StoreLook:
     def run(self) -> None:
         try:
             self.status = self._inbox.read_status()
-            if self.status.is_open:
+            if self._inbox.is_open:
                 self._inbox.check_writable()
         except StoreError as exc:
             self.failure = str(exc)
@@ -269,7 +271,7 @@ class _StoreLook:
             return [f"the store of the inbox has not responded for {now - self.began:.1f} s"]
         if self.failure:
             return [f"notifications cannot be stored: {self.failure}"]
-        return [] if self.status is None or self.status.is_open else ["the inbox is closed"]
+        return []
 
 
 def _problems_of(live: LiveIndex) -> list[str]:

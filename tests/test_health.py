@@ -167,7 +167,7 @@ async def test_a_closed_inbox_is_not_ready(inbox):
     health = Health(inbox=inbox)
     async with inbox:
         assert (await health.report()).is_ready
-    closed = await Health(inbox=inbox).report()
+    closed = await health.report()  # at once, and not at the next look at the store
     assert (closed.is_ready, closed.reasons) == (False, ("the inbox is closed",))
 
 

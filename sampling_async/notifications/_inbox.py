@@ -314,6 +314,11 @@ class Inbox:
 
     # --- State
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes hits: its block is open."""
+        return self._is_open
+
     async def status(self) -> InboxStatus:
         """Return how many facts wait and are dead, and how long. For a probe, see `sampling_async.health`.
 
