@@ -16,6 +16,7 @@ from attrs import asdict, evolve
 from doubles import until
 from notifications_kit import COMPLETION, SECRET, TERMINATE, post
 from opentelemetry.metrics import NoOpMeter
+from ports import free_port
 from routing_kit import MEMBER, Panel, live_of
 from test_telemetry import Collected
 
@@ -185,6 +186,16 @@ async def test_a_store_that_is_away_is_a_reason_and_no_error(store, inbox, where
         report = await Health(inbox=inbox).report()
     assert (report.is_ready, report.reasons) == (False, (f"notifications cannot be stored: {said}",))
     assert (report.inbox is None) == (where == "failure")
+
+
+async def test_a_database_that_is_away_is_a_reason_without_its_password():
+    pytest.importorskip("psycopg")
+    store = f"postgresql://sampling:s3cret-word@127.0.0.1:{free_port()}/postgres"
+    async with Inbox(store, secrets=SECRET) as inbox:
+        report = await Health(inbox=inbox).report(within=30)
+    assert not report.is_ready
+    assert "connection" in report.reasons[0]
+    assert "s3cret" not in str(report)
 
 
 async def test_the_check_leaves_nothing_in_the_store(new_address):
