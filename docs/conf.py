@@ -38,7 +38,10 @@ nitpick_ignore_regex = [
         "py:class",
         r"(CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|Outcome|Output|Panel|Rates|Sleep|Value)",
     ),
-    ("py:class", r"(AnyIterable|AnyStore|IndexSource|MemberOptions|Recorder|SubQuotaRule|TruncatedPostal|Unpack)"),
+    (
+        "py:class",
+        r"(AnyIterable|AnyStore|IndexSource|MemberOptions|Recorder|SubQuotaRule|TruncatedPostal|Unpack)",
+    ),
     ("py:class", r"sampling_async\..*_\w+\.(\w+\.)?(H|N_co|T|IndexSource|MemberOptions|Outcome|Recorder)"),
     ("py:class", "'.*'"),  # values of a Literal
 ]
