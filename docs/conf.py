@@ -30,7 +30,7 @@ nitpick_ignore_regex = [
     ("py:obj", ".*"),  # the default role: single backticks in a docstring are a link where one is possible
     # Other projects, whose pages are not asked for: the documentation is built without a network.
     ("py:class", r"(array|asyncio|collections|datetime|decimal|enum|httpx|os)\b.*"),
-    ("py:class", r"(pathlib|random|ssl|typing|uuid)\b.*"),
+    ("py:class", r"(pathlib|random|sqlite3|ssl|typing|uuid)\b.*"),
     ("py:class", r"(Abstract(Async)?ContextManager|ASGIApp|Callable\[\[\]|Path|Random|UUID)"),
     ("py:class", r"(MeterProvider|TracerProvider)"),
     # Types of arguments that are private names for a few plain types; the text beside them says which values.
@@ -38,7 +38,10 @@ nitpick_ignore_regex = [
         "py:class",
         r"(CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|Outcome|Output|Panel|Rates|Sleep|Value)",
     ),
-    ("py:class", r"(AnyIterable|IndexSource|MemberOptions|Recorder|SubQuotaRule|TruncatedPostal|Unpack)"),
+    (
+        "py:class",
+        r"(AnyIterable|AnyStore|IndexSource|MemberOptions|Recorder|SubQuotaRule|TruncatedPostal|Unpack)",
+    ),
     ("py:class", r"sampling_async\..*_\w+\.(\w+\.)?(H|N_co|T|IndexSource|MemberOptions|Outcome|Recorder)"),
     ("py:class", "'.*'"),  # values of a Literal
 ]

@@ -47,6 +47,7 @@ from sampling_async._pacing.turns import Lane
 from sampling_async._protocol import requests
 from sampling_async._protocol.requests import MAX_QUOTA_IDS, Chunk, InviteRequest, member_code_of, quota_id_of
 from sampling_async._snapshot import Connections, Snapshot
+from sampling_async._telemetry.providers import telemetry_of
 from sampling_async._wire.address import (
     Secret,
     base_url_of,
@@ -191,7 +192,7 @@ class SamplingClient:
         )
         self._outage_policy, self._retry_policy = outage or OutagePolicy(), retry or RetryPolicy()
         self._clock, self._sleep, self._random = clock, sleep, random
-        self._telemetry = _telemetry_of(telemetry)
+        self._telemetry = telemetry_of(telemetry)
         self._on_attempt, self._on_outcome = on_attempt, on_outcome
         warm_up()
         follow_environment()
@@ -389,6 +390,11 @@ class SamplingClient:
         view._is_view = True
         view._make_caller(None)
         return view
+
+    @property
+    def name(self) -> str | None:
+        """The name of the panel, as given."""
+        return self._name
 
     @safe_repr
     def __repr__(self) -> str:
@@ -919,30 +925,6 @@ def _recorder_of(journal: str | os.PathLike[str] | Journal | Recorder) -> Record
     from sampling_async._journal.journal import Journal, run_of  # noqa: PLC0415  as for watches
 
     return run_of(journal if isinstance(journal, Journal) else Journal(journal))
-
-
-def _telemetry_of(telemetry: bool | Telemetry) -> Telemetry | None:  # noqa: FBT001
-    """Return where spans and metrics go. OpenTelemetry is imported only if it is used.
-
-    Raises:
-        InvalidRequestError: OpenTelemetry is not installed, or the value is of another type.
-    """
-    if not telemetry:
-        return None
-    try:
-        from sampling_async._telemetry.otel import Telemetry  # noqa: PLC0415
-    except ImportError as exc:
-        raise InvalidRequestError(
-            f"telemetry needs OpenTelemetry's API, and the module {exc.name} is missing; install "
-            "sampling-async[otel]"
-        ) from None
-    if telemetry is True:
-        return Telemetry()
-    if not isinstance(telemetry, Telemetry):
-        raise InvalidRequestError(
-            f"telemetry must be True, False or a Telemetry, not {type(telemetry).__name__}"
-        )
-    return telemetry
 
 
 def _gauges(client: weakref.ref[SamplingClient]) -> Callable[[], Mapping[str, float]]:

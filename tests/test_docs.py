@@ -103,7 +103,9 @@ def test_links_point_to_existing_files(page):
         assert link.startswith("http") or (page.parent / link).exists(), link
 
 
-@pytest.mark.parametrize(("script", "picture"), [("fan_out", "fan-out.svg"), ("rooms", "rooms.svg")])
+@pytest.mark.parametrize(
+    ("script", "picture"), [("dashboard", "dashboard.svg"), ("fan_out", "fan-out.svg"), ("rooms", "rooms.svg")]
+)
 def test_pictures_equal_the_output_of_their_scripts(script, picture, monkeypatch):
     folder = ROOT / "docs" / "pictures"
     monkeypatch.syspath_prepend(folder)

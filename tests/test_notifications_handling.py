@@ -524,9 +524,9 @@ async def test_the_status_counts_what_waits_and_what_failed(tmp_path):
     assert (status_now.is_open, status_now.not_stored) == (True, 0)
     assert (status_now.pending, status_now.dead, status_now.failed) == (1, 1, 1)
     assert status_now.oldest_seconds == 50
-    assert status_now.by_kind[Kind.COMPLETION] == KindStatus(dead=1, failed=1)
+    assert status_now.by_kind[Kind.COMPLETION] == KindStatus(dead=1, failed=1, has_handler=True)
     assert status_now.by_kind[Kind.TERMINATE] == KindStatus(pending=1, oldest_seconds=50)
-    assert status_now.by_kind[None] == KindStatus()
+    assert status_now.by_kind[None] == KindStatus(has_handler=True)
     closed = inbox.read_status()
     assert (closed.is_open, closed.pending, closed.dead) == (False, 1, 1)
 

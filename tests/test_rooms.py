@@ -47,7 +47,17 @@ PACKAGES = {
         "_wire",
     },
 }
-TOOLS = {"_cli", "_following", "_live", "campaign", "matching", "notifications", "routing", "simulator"}
+TOOLS = {
+    "_cli",
+    "_following",
+    "_live",
+    "campaign",
+    "health",
+    "matching",
+    "notifications",
+    "routing",
+    "simulator",
+}
 THIRD_PARTY = {
     "httpx": {"_wire"},
     "httptools": {"_wire/http1"},

@@ -58,7 +58,7 @@ class Collected:
         found = self._reader.get_metrics_data()
         return {
             metric.name: list(metric.data.data_points)
-            for resource in found.resource_metrics
+            for resource in (found.resource_metrics if found else ())
             for scope in resource.scope_metrics
             for metric in scope.metrics
         }

@@ -31,6 +31,7 @@ from sampling_async import (
     from_json,
     to_json,
 )
+from sampling_async.health import Health, HealthReport
 from sampling_async.matching import (
     BatchReader,
     Counts,
@@ -44,6 +45,8 @@ from sampling_async.matching import (
     TopK,
     Truth,
 )
+from sampling_async.notifications import Inbox, InboxStatus
+from sampling_async.routing import RouterStatus, SurveyRouter
 
 
 async def quota_ids() -> AsyncIterator[int]:
@@ -131,6 +134,18 @@ async def watch(client: SamplingClient) -> None:
             assert_type(changes, QuotaChanges)
             async for change in changes:
                 assert_type(change, Change)
+
+
+async def health_of(client: SamplingClient, live: LiveIndex, inbox: Inbox, router: SurveyRouter) -> None:
+    """Look at the health of a process."""
+    health = Health(client=client, live=live, inbox=inbox, router=router, telemetry=True)
+    report = await health.report(within=0.5)
+    assert_type(report, HealthReport)
+    assert_type(report.reasons, tuple[str, ...])
+    assert_type(report.inventory, WatchStatus | None)
+    assert_type(report.router, RouterStatus | None)
+    assert_type(report.inbox, InboxStatus | None)
+    assert_type(client.name, str | None)
 
 
 def support(

@@ -1,4 +1,4 @@
-"""Pictures of the Markdown twins: they lie in `_images` as those of the pages do, and the twins say so."""
+"""Pictures and files of the Markdown twins: they lie where those of the pages do, and the twins say so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-_PICTURE: Final = re.compile(r"(!\[[^\]]*\]\()([^)\s]+)(\))")
+_LINK: Final = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 _AFTER_THE_TWINS: Final = 900
 
 
@@ -20,13 +20,15 @@ def _mend(app: Sphinx, exception: Exception | None) -> None:
     root = Path(app.outdir)
     for path in [*root.rglob("*.md"), root / "llms-full.txt"]:
 
-        def in_images(found: re.Match[str], folder: Path = path.parent) -> str:
-            picture = root / "_images" / Path(found[2]).name
-            to = os.path.relpath(picture, folder) if picture.exists() else found[2]
-            return f"{found[1]}{to}{found[3]}"
+        def mended(found: re.Match[str], folder: Path = path.parent) -> str:
+            # Downloads are named from the root.
+            is_download = found[2].startswith("_downloads/")
+            file = root / found[2] if is_download else root / "_images" / Path(found[2]).name
+            is_mended = is_download or (found[1].startswith("!") and file.exists())
+            return f"{found[1]}{os.path.relpath(file, folder) if is_mended else found[2]}{found[3]}"
 
         page = path.read_text(encoding="utf-8")
-        path.write_text(_PICTURE.sub(in_images, page), encoding="utf-8")
+        path.write_text(_LINK.sub(mended, page), encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HERE: Final = Path(__file__).parent
 
@@ -86,6 +89,13 @@ class Drawing:
         self._parts.append(
             f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" '
             f'style="stroke: var(--{colour}); stroke-width: 1.6" marker-end="url(#tip)"/>'
+        )
+
+    def line(self, points: Iterable[tuple[float, float]], *, colour: str, width: float = 1.8) -> None:
+        """Draw a line through points, without an arrow."""
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self._parts.append(
+            f'<polyline points="{path}" style="fill: none; stroke: var(--{colour}); stroke-width: {width:g}"/>'
         )
 
     def dot(self, x: float, y: float, radius: float, *, fill: str, edge: str) -> None:  # noqa: D102

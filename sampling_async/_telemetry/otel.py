@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import defaultdict, deque
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 from sampling_async._contract.timing import STAGES
 from sampling_async._protocol.requests import TEMPLATES
+from sampling_async._telemetry.vitals import Vitals, VitalsMetrics
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sampling_async._calls.reports import AttemptReport, CallReport
     from sampling_async._contract.errors import Endpoint
     from sampling_async._contract.timing import Timing
+    from sampling_async._telemetry.vitals import Measurement
 
 _SCOPE: Final = "sampling_async"
 _SCHEMA: Final = "https://opentelemetry.io/schemas/1.37.0"
@@ -77,6 +79,12 @@ class Telemetry:
         self._metrics.watched.add(bound)
         return bound
 
+    def of_process(self, read: Callable[[], Iterable[Measurement]], name: str | None) -> Vitals:
+        """Return what has the values that `read` returns collected for as long as it is kept."""
+        bound = Vitals(read, _panel(name))
+        self._metrics.vitals.watched.add(bound)
+        return bound
+
 
 class _Metrics:
     """The metrics of all clients of one meter provider.
@@ -86,7 +94,7 @@ class _Metrics:
     """
 
     def __init__(self, provider: MeterProvider | None) -> None:
-        meter = metrics.get_meter(_SCOPE, __version__, provider, _SCHEMA)
+        self._meter = meter = metrics.get_meter(_SCOPE, __version__, provider, _SCHEMA)
         self.duration = meter.create_histogram(
             "http.client.request.duration",
             unit="s",
@@ -111,6 +119,11 @@ class _Metrics:
         ):
             callback = partial(self._observed, name)
             meter.create_observable_gauge(f"sampling.{name}", [callback], unit=unit, description=what)
+
+    @cached_property
+    def vitals(self) -> VitalsMetrics:
+        """The metrics of the process around the clients, if somebody measures it."""
+        return VitalsMetrics(self._meter)
 
     def count(
         self, name: str | None, endpoint: Endpoint, outcomes: Mapping[tuple[str, int | None], int]

@@ -314,8 +314,13 @@ class Inbox:
 
     # --- State
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes hits: its block is open."""
+        return self._is_open
+
     async def status(self) -> InboxStatus:
-        """Return what a readiness probe and metrics need: numbers of waiting and dead facts, and ages.
+        """Return how many facts wait and are dead, and how long. For a probe, see `sampling_async.health`.
 
         The inbox need not be open. It reads the store, in some milliseconds for 100,000 pending facts, and
         raises a StoreError if it cannot.
@@ -328,10 +333,18 @@ class Inbox:
         return status_of(
             self.store.backlog(),
             dict(failed),
+            self._handlers.kinds,
             is_open=self._is_open,
             not_stored=self._not_stored_count,
             now=self._clock(),
         )
+
+    def check_writable(self) -> None:
+        """Raise a StoreError if no notification could be stored now; from any thread but the event loop's.
+
+        It writes to the store, as a notification would, but nothing that stays.
+        """
+        self._committer.submit(lambda store: store.check_writable()).result()
 
     # --- Facts
 

@@ -116,6 +116,10 @@ class SqliteStore(SqlStore):
     def lock(self, *keys: str) -> None:
         """Do nothing: transactions of SQLite run one after the other."""
 
+    def check_writable(self) -> None:
+        # SQLite writes the page also if the number is the same, and a full disk is seen.
+        self.run(f"PRAGMA user_version = {FORM}")
+
     def run(self, query: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Run a statement inside `transaction()`, and return its cursor."""
         return self._open.execute(query, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -22,12 +22,14 @@ class KindStatus:
         dead: How many wait for a replay.
         failed: How many calls of the handler have failed since the inbox was opened, in this process.
         oldest_seconds: The age of the oldest pending one, in seconds since it came; 0 if none is pending.
+        has_handler: Whether this process handles them.
     """
 
     pending: int = 0
     dead: int = 0
     failed: int = 0
     oldest_seconds: float = 0.0
+    has_handler: bool = False
 
 
 @frozen(kw_only=True)
@@ -46,9 +48,17 @@ class InboxStatus(KindStatus):
 
 
 def status_of(
-    backlog: Iterable[Backlog], failed: Mapping[Kind | None, int], *, is_open: bool, not_stored: int, now: float
+    backlog: Iterable[Backlog],
+    failed: Mapping[Kind | None, int],
+    handled: Collection[Kind | None],
+    *,
+    is_open: bool,
+    not_stored: int,
+    now: float,
 ) -> InboxStatus:
-    by_kind = {kind: KindStatus(failed=failed.get(kind, 0)) for kind in (*Kind, None)}
+    by_kind = {
+        kind: KindStatus(failed=failed.get(kind, 0), has_handler=kind in handled) for kind in (*Kind, None)
+    }
     for row in backlog:
         by_kind[row.kind] = evolve(
             by_kind[row.kind],
@@ -63,5 +73,6 @@ def status_of(
         dead=sum(each.dead for each in by_kind.values()),
         failed=sum(each.failed for each in by_kind.values()),
         oldest_seconds=max(each.oldest_seconds for each in by_kind.values()),
+        has_handler=bool(handled),
         by_kind=by_kind,
     )

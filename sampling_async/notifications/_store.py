@@ -240,6 +240,12 @@ class Store(Protocol):
         """Return a block whose writes are stored together."""
         ...
 
+    def check_writable(self) -> None:
+        """Write something that changes nothing, so that a full disk or a read-only database raises.
+
+        Nothing is done by default: then the transaction around it is the check.
+        """
+
     def secrets(self, fresh: Mapping[Kind, str]) -> Mapping[Kind, Sequence[str]]:
         """Return the secrets of the kinds' URLs, the newest first; store `fresh` for kinds without one."""
         ...

@@ -70,6 +70,13 @@ class StoreRules:
             _same(_facts(store), [])
             _same(_put(store, "completion", _COMPLETION), ["new"])
 
+    def test_a_check_for_writing_changes_nothing(self) -> None:
+        """`check_writable` leaves the store as it was."""
+        with _opened(self.new_store()) as store:
+            _put(store, "completion", _COMPLETION)
+            in_transaction(store, lambda each: each.check_writable())
+            _same([fact.receipts for fact in _facts(store)], [1])
+
     def test_what_was_stored_is_there_when_the_store_is_opened_again(self) -> None:
         """Everything is kept: facts, their states, and secrets. A store may be opened again after `close`."""
         store = self.new_store()
