@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sampling_async.notifications._store import Store
 
 T = TypeVar("T")
-Operation: TypeAlias = "Callable[[Store], T] | Hit"
+Operation: TypeAlias = "Callable[[Any], T] | Hit"
+"""What is done with the store, of whatever kind it is."""
 
 GROUP: Final = 64
 """The most operations in one transaction."""

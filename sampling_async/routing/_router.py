@@ -445,6 +445,8 @@ class SurveyRouter(BackgroundService):
                 self._live.close_quota(settled.offer.quota_id)
             case Lesson.SURVEY:
                 self._live.close_survey(settled.offer.survey_id, settled.offer.wave_id or None)
+            case _:
+                pass
 
     def _conclude(self, step: _RouteStep, settled: Sequence[Settlement]) -> None:
         """Take into a click what its request has brought."""
