@@ -34,7 +34,7 @@ from sampling_async._contract.checks import (
     whole_number,
 )
 from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
-from sampling_async._contract.panel_name import panel_name_of
+from sampling_async._contract.logs import panel_name_of
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.fast import warm_up

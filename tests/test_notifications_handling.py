@@ -27,6 +27,7 @@ from sampling_async.notifications import (
     RetryLater,
     SqliteStore,
     State,
+    StoreError,
     SurveyClosed,
     Terminate,
     UnknownNotification,
@@ -737,3 +738,27 @@ def test_waits_grow_to_the_longest():
     policy = HandlerPolicy(first_wait=1.0, longest_wait=60.0)
     assert [policy.wait(attempts, 1.0) for attempts in (1, 2, 3, 7, 5000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
     assert policy.wait(2, 0.0) == 1.0
+
+
+async def test_a_store_that_is_away_for_long_is_logged_once_and_its_return_too(tmp_path, monkeypatch, caplog):
+    inbox, asked, handled = new_inbox(tmp_path), [], []
+    inbox.on(Completion)(handled.append)
+    with_fallback(inbox)
+    claim = inbox.store.claim
+
+    def away(*given, **named):
+        asked.append(1)
+        if len(asked) > 5:
+            return claim(*given, **named)
+        raise StoreError("the database is away")
+
+    monkeypatch.setattr(inbox.store, "claim", away)
+    async with inbox:
+        await post(inbox, "completion", COMPLETION)
+        await until_states(inbox, State.HANDLED)
+    lines = [record.getMessage() for record in caplog.records if "facts cannot be read" in record.getMessage()]
+    assert lines == [
+        "facts cannot be read, and are looked for again: the database is away",
+        "facts cannot be read, and are looked for again: this is over",
+    ]
+    assert len(handled) == 1

@@ -24,7 +24,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import Reply
 from sampling_async._contract.headers import no_headers, request_id_of
-from sampling_async._contract.panel_name import PanelLogger
+from sampling_async._contract.logs import PanelLogger
 from sampling_async._contract.statuses import OK
 from sampling_async._pacing.loops import CONNECT, DECODE
 from sampling_async._pacing.outage import Away

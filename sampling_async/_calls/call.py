@@ -26,7 +26,7 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
-from sampling_async._contract.panel_name import PanelLogger
+from sampling_async._contract.logs import PanelLogger
 from sampling_async._contract.statuses import TOO_MANY
 from sampling_async._contract.timing import explain
 from sampling_async._pacing.loops import BACKOFF, HOLD, PERMIT, Timeline

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 
 from sampling_async._contract.errors import Delivery, Endpoint, InvalidRequestError, SamplingError, ServiceError
 from sampling_async._contract.headers import HeaderReader, no_headers, request_id_of
-from sampling_async._contract.panel_name import PanelLogger
+from sampling_async._contract.logs import PanelLogger
 from sampling_async._contract.timing import STAGES, Timing
 from sampling_async._wire.track import Track
 

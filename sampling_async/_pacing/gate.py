@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from sampling_async._contract.panel_name import PanelLogger
+from sampling_async._contract.logs import PanelLogger
 from sampling_async._pacing.limit import NEXT_TO_NOTHING, OVERLOADED
 from sampling_async._pacing.loops import OneShotEvent
 from sampling_async._pacing.outage import logger

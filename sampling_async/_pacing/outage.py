@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import anyio
 
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
-from sampling_async._contract.panel_name import PanelLogger
+from sampling_async._contract.logs import PanelLogger
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import OutagePolicy, doubled
 

@@ -25,6 +25,7 @@ from attrs import define, field, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_from_0, positive, whole_from_1
+from sampling_async._contract.logs import FailureLog
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import doubled
@@ -179,6 +180,8 @@ class Handling(BackgroundService):
         self._clock = clock
         self.failed: Counter[Kind | None] = Counter()
         self._secrets = secrets
+        self._reading = FailureLog(_LOG, "facts cannot be read, and are looked for again", logging.ERROR)
+        self._storing = FailureLog(_LOG, "results of handlers cannot be stored, and are stored again")
         self._owner = token_hex(8)
         self._held: dict[int, _Running] = {}
         # Results that could not be stored yet, and until when that is tried.
@@ -259,11 +262,11 @@ class Handling(BackgroundService):
             if not facts and only is not kinds:
                 self._no_extra_for = set(only)
                 self._no_extra_before = anyio.current_time() + _EXTRA_SECONDS
+            self._reading.over()
             # If a lease ran out while its handler was still running, the fact was leased again.
             return [fact for fact in facts if fact.id not in self._held]
         except Exception as exc:  # noqa: BLE001  any error: handling must continue
-            reason = exc if isinstance(exc, StoreError) else type(exc).__name__
-            _LOG.error("facts cannot be read, and are looked for again: %s", reason)
+            self._reading.failed(exc if isinstance(exc, StoreError) else type(exc).__name__)
             return []
 
     async def _keep_leases(self) -> None:
@@ -371,11 +374,13 @@ class Handling(BackgroundService):
 
         def note(future: Future[object]) -> None:
             exc = future.exception()
+            if exc is None:
+                self._storing.over()
+                return
             if not isinstance(exc, StoreError) or self._clock() > until:
                 _log_failure(future)
                 return
-            if not self._unsettled:  # one line for all that wait
-                _LOG.warning("results of handlers cannot be stored, and are stored again: %s", exc)
+            self._storing.failed(exc)
             self._unsettled.append((settled, until))
 
         self._submit(lambda store: store.settle(self._owner, settled), note)

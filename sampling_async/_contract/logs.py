@@ -1,4 +1,4 @@
-"""The name that a user gives a client, such as `us`: its check, and log messages that begin with it."""
+"""What logs have in common: the name that a user gives a client, and failures that go on for long."""
 
 from __future__ import annotations
 
@@ -35,3 +35,29 @@ class PanelLogger(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**self._more, **(kwargs.get("extra") or {})}
         return f"{self._prefix}{msg}", kwargs
+
+
+class FailureLog:
+    """Logs a failure once when it begins, however often it comes, and once when it is over.
+
+    Attributes:
+        reason: The latest failure, in words; empty if there is none.
+    """
+
+    def __init__(self, logger: logging.Logger, what: str, level: int = logging.WARNING) -> None:
+        self.reason = ""
+        self._logger = logger
+        self._what = what
+        self._level = level
+
+    def failed(self, reason: object) -> None:
+        """Record a failure."""
+        if not self.reason:
+            self._logger.log(self._level, "%s: %s", self._what, reason)
+        self.reason = str(reason) or type(reason).__name__
+
+    def over(self) -> None:
+        """Record a success."""
+        if self.reason:
+            self._logger.log(self._level, "%s: this is over", self._what)
+        self.reason = ""
