@@ -7,11 +7,13 @@ from contextlib import closing
 from decimal import Decimal
 
 import anyio
+import anyio.to_thread
+import doubles
 import pytest
 from cli_kit import run
 from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post
 
-from sampling_async import Invite, InviteOutcome
+from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
 from sampling_async.notifications import Inbox, OutcomeLedger, State, erase_member
 from sampling_async.notifications._stores import store_of
 
@@ -116,3 +118,16 @@ def test_the_command_says_what_was_erased(address):
 def test_the_command_needs_a_member_and_a_place(arguments, message):
     done = run("erase", *arguments)
     assert (done.exit_code, message in done.stderr) == (2, True)
+
+
+async def test_the_command_erases_from_a_journal(tmp_path):
+    path = tmp_path / "journal"
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        requests = [InviteRequest(code, [2]) for code in (CODE, OTHER)]
+        async with client.fan_out(requests, journal=path) as outcomes:
+            assert len([outcome async for outcome in outcomes]) == 2
+    done = await anyio.to_thread.run_sync(lambda: run("erase", CODE, "--journal", path))
+    assert done.exit_code == 0
+    assert "journal: 2 requests and responses" in done.stderr
+    assert CODE.encode() not in path.read_bytes()
+    assert (await Journal(path).counts())["invited"] == 1

@@ -1593,3 +1593,59 @@ def test_an_error_that_says_nothing_about_damage_is_reported_as_it_is(tmp_path, 
     with pytest.raises(JournalError, match="cannot be used: the disk is full"):
         JournalFile(path, OWNER, accept_damage=True).open()
     assert not (tmp_path / "journal-damaged").exists()
+
+
+# --- Erasing
+
+
+async def all_of(stream):
+    async with stream as outcomes:
+        return [outcome async for outcome in outcomes]
+
+
+async def test_a_member_is_erased_and_the_others_stay(tmp_path):
+    path = tmp_path / "journal"
+    requests = [InviteRequest(code, [2, 4, 5]) for code in ("m-1", "erased-canary", "m-3")]
+    service = doubles.Service(doubles.bulk)
+    async with doubles.client(service) as client:
+        await all_of(client.fan_out(requests, journal=path))
+        journal = Journal(path)
+        assert await journal.erase("erased-canary") == 2  # a request and its response
+        assert await journal.erase("erased-canary") == 0
+        left = [outcome async for outcome in journal.outcomes()]
+        assert {outcome.member_code for outcome in left} == {"m-1", "m-3"}
+        assert await journal.counts() == {"invited": 4, "rejected": 2, "not_sent": 0, "unknown": 0}
+        sent = len(service.requests)
+        others = [each for each in requests if each.member_code != "erased-canary"]
+        again = await all_of(client.fan_out(others, journal=path))
+        assert len(service.requests) == sent
+        assert len(again) == 6
+    assert not [file for file in tmp_path.iterdir() if b"erased-canary" in file.read_bytes()]
+
+
+async def test_nothing_is_erased_from_a_journal_in_use_or_of_nobody(tmp_path):
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        async with client.fan_out([InviteRequest("m-1", [2])], journal=tmp_path / "journal") as outcomes:
+            async for _ in outcomes:
+                with pytest.raises(JournalError, match="in use"):
+                    await Journal(tmp_path / "journal").erase("m-1")
+    with pytest.raises(JournalError, match="does not exist"):
+        await Journal(tmp_path / "another").erase("m-1")
+
+
+async def test_a_journal_that_cannot_be_erased_from_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        await all_of(client.fan_out([InviteRequest(code, [2]) for code in ("m-1", "m-2")], journal=path))
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise sqlite3.OperationalError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalRows, "append", fail)
+        with pytest.raises(JournalError):
+            await Journal(path).erase("m-1")
+    assert path.read_bytes() == before
+    assert await Journal(path).counts() == {"invited": 2, "rejected": 0, "not_sent": 0, "unknown": 0}
+    assert {file.name for file in tmp_path.iterdir()} == {"journal", "journal-lock"}

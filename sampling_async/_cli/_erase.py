@@ -6,9 +6,10 @@ import sys
 from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
 from typing import Annotated
 
+import anyio
 import typer
 
-from sampling_async import InvalidRequestError
+from sampling_async import InvalidRequestError, Journal
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import argument, option, takes
 from sampling_async._cli._stores import existing_store
@@ -27,14 +28,17 @@ def erase(
     ledger: Annotated[
         list[Path] | None, option("FILE", "The ledger of a campaign; may be given again.", "--ledger")
     ] = None,
+    journal: Annotated[
+        list[Path] | None, option("FILE", "The journal of a fan-out; may be given again.", "--journal")
+    ] = None,
 ) -> None:
-    """Erase a member from stores of notifications and from ledgers of campaigns.
+    """Erase a member from stores of notifications, ledgers of campaigns, journals.
 
     Revenue, dates and IDs stay, under a code that nobody has. Exit code 1
     says that a notification which was not understood may name the member.
     """
-    if not store and not ledger:
-        raise InvalidRequestError("name what to erase the member from: --store, --ledger, or both")
+    if not (store or ledger or journal):
+        raise InvalidRequestError("name what to erase the member from: --store, --ledger, --journal")
     code = sys.stdin.readline().rstrip("\n") if member == "-" else member
     if not code:
         raise InvalidRequestError("the member code is empty")
@@ -54,4 +58,6 @@ def erase(
         from sampling_async.campaign import erase_from_ledger  # noqa: PLC0415
 
         show.note(f"{path}: {'erased' if erase_from_ledger(path, code) else 'no such member'}")
+    for path in journal or ():
+        show.note(f"{path}: {anyio.run(Journal(path).erase, code):,} requests and responses")
     raise typer.Exit(INCOMPLETE if is_unclear else DONE)

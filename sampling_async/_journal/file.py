@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections import deque
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from weakref import ref
@@ -35,6 +36,7 @@ _WAY_OUT: Final = (
     "was sent after the backup, is sent again"
 )
 _IN_USE: Final = "is in use by another run"
+_AT_ONCE: Final = 1_000  # rows that are copied in one transaction
 _REASONS: Final = {
     sqlite3.SQLITE_BUSY: _IN_USE,
     sqlite3.SQLITE_LOCKED: _IN_USE,
@@ -239,11 +241,38 @@ class JournalFile:
         for end in ("", "-wal"):
             with suppress(FileNotFoundError), written_whole(beside(self._real, f"-damaged{end}")) as copy:
                 shutil.copyfile(beside(self._real, end), copy)
+        self._replace(mended, rows.header)
+
+    def _replace(self, new: Path, header: Header) -> None:
+        """Put another file in the place of this one, and open it."""
         # The `-wal` file must go before the new file comes, or SQLite would apply it to the new file.
         beside(self._real, "-wal").unlink(missing_ok=True)
-        mended.replace(self._real)
-        self._lock.write(rows.header, durably=True)
-        self._rows = self._checked(rows.header)
+        new.replace(self._real)
+        self._lock.write(header, durably=True)
+        self._rows = self._checked(header)
+
+    def erase(self, member_code: bytes) -> int:
+        """Write the file anew without the rows of a member; return how many there were."""
+        with self._alone, _typed(self.path):
+            rows, new = self._opened(), beside(self._real, "-erased")
+            remove(new)
+            make_private(new)
+            kept = JournalRows(new)
+            try:
+                kept.make(rows.owner(), os.urandom(DIGEST))
+                found = (note for note, _ in rows.salvaged(rows.header.rows))
+                others = (note for note in found if note.member_code != member_code)
+                while some := tuple(islice(others, _AT_ONCE)):
+                    kept.append(some)
+            except BaseException:
+                kept.close()
+                remove(new)
+                raise
+            kept.close()
+            before, self._rows = rows.header.rows, None
+            rows.close()
+            self._replace(new, kept.header)
+            return before - kept.header.rows
 
     # --- In use
 

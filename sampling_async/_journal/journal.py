@@ -17,6 +17,7 @@ from sampling_async._contract.records import safe_repr
 from sampling_async._journal.lines import outcomes_of, status_of
 from sampling_async._journal.run import JournalRun, journal_file
 from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.requests import member_code_of
 from sampling_async._protocol.results import OutcomeStatus
 
 if TYPE_CHECKING:
@@ -111,18 +112,32 @@ class Journal:
         target = _path_of(path)
         if self._run.file is not None:
             await in_thread(self._run.file.back_up, target)
-            return
+        else:
+            await self._used(lambda file: file.back_up(target))
+
+    async def erase(self, member_code: str) -> int:
+        """Erase all that the journal holds of a member, and return how many requests and responses that were.
+
+        The file is written anew. A run that is resumed with this member in its input would ask for it again.
+
+        Raises:
+            JournalError: The journal does not exist, is damaged, or is in use, also by a run of this object.
+        """
+        return await self._used(lambda file: file.erase(member_code_of(member_code).encode()))
+
+    async def _used(self, use: Callable[[JournalFile], T]) -> T:
+        """Open the file for one use, in a thread."""
         file = journal_file(self.path, None)
 
-        def back_up() -> None:
+        def opened() -> T:
             file.open()
             try:
-                file.back_up(target)
+                return use(file)
             finally:
                 file.leave()
 
         try:
-            await in_thread(back_up)
+            return await in_thread(opened)
         except BaseException:
             # After a cancellation the thread goes on. It closes the file when it finds it abandoned.
             file.abandon()
