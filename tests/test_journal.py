@@ -795,6 +795,7 @@ def test_a_journal_shows_only_its_public_names():
     assert {name for name in dir(Journal) if not name.startswith("_")} == {
         "backup",
         "counts",
+        "erase",
         "outcomes",
         "path",
     }
