@@ -68,6 +68,10 @@ class QuotaIds(Sequence[int]):
         """Return the position of a quota ID."""
         return tuple(self).index(value, start, len(self) if stop is None else stop)
 
+    def parts(self) -> Iterator[tuple[CompiledPart, int]]:
+        """Yield each part of the index with a set of its quotas; for other parts of this package."""
+        return iter(self._parts)
+
     def targets(self) -> Iterator[Target]:
         """Yield the quotas, each with its survey."""
         # One part, which is usual, is in order already and needs no merge.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
-from heapq import nlargest
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications import StoreError
@@ -17,8 +19,9 @@ from sampling_async.routing._route import Offer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sampling_async import Survey
     from sampling_async.matching import LiveIndex, Member
+    from sampling_async.matching._program import Target
+    from sampling_async.matching._segment import CompiledPart
     from sampling_async.notifications._sql import SqlStore
     from sampling_async.routing._history import Caps, MemberHistory
 
@@ -48,16 +51,24 @@ class OfferBook:
         self._histories: dict[str, MemberHistory] = {}
         self._rates = Rates()
         self._rates_at = -inf
+        # The values of the quotas of each part of the index, as long as it lives.
+        self._values: WeakKeyDictionary[CompiledPart, list[tuple[float, int]]] = WeakKeyDictionary()
 
     async def follow(self) -> None:
         """Read what the store has got since the last time, from other processes too."""
         now = self._clock()
+        if self._live.age is not None:
+            # In a thread: a new inventory of 8,000 quotas takes some milliseconds.
+            for part, _ in self._live.index.quota_ids.parts():
+                if part not in self._values:
+                    await in_thread(self._values_of, part)
         try:
             apply(await in_thread(self._changes.read, now), self._histories, now)
             if not self._rates_at <= now < self._rates_at + _RATES_SECONDS:
                 # What was entered a moment ago has had no time to end.
                 since, until = now - self._seconds, now - _UNDECIDED_SECONDS
                 self._rates, self._rates_at = await in_thread(read_rates, self._store, since, until), now
+                self._values.clear()
         except StoreError as exc:
             self.failed(exc)
         else:
@@ -75,48 +86,71 @@ class OfferBook:
 
     def best(self, member: Member, most: int) -> list[Offer]:
         """Return what a member fits now, the best first, one quota a survey."""
-        found: dict[int, _Valued] = {}
-        for each in self._fitting(member):
-            found.setdefault(each.survey.survey_id, each)
-        return [each.offer() for each in nlargest(most, found.values(), key=lambda each: each.value)]
+        found: dict[int, Offer] = {}
+        # Only as many as are needed: a member may fit thousands of quotas.
+        for value, share, target in heapq.merge(*self._fitting(member), key=itemgetter(0), reverse=True):
+            if target.survey.survey_id not in found:
+                found[target.survey.survey_id] = _offer(target, value, share)
+                if len(found) == most:
+                    break
+        return list(found.values())
 
     def among(self, member: Member, quota_ids: Sequence[int]) -> list[Offer]:
         """Return those of some quotas that a member fits now, in their order."""
-        found = {each.quota_id: each for each in self._fitting(member)}
-        return [found[quota_id].offer() for quota_id in dict.fromkeys(quota_ids) if quota_id in found]
+        wanted = dict.fromkeys(quota_ids)
+        found = {
+            target.quota.quota_id: _offer(target, value, share)
+            for fitting in self._fitting(member)
+            for value, share, target in fitting
+            if target.quota.quota_id in wanted
+        }
+        return [found[quota_id] for quota_id in wanted if quota_id in found]
 
-    def _fitting(self, member: Member) -> Iterator[_Valued]:
-        """Yield the quotas that a member fits now, those that it certainly fits first."""
+    def _fitting(self, member: Member) -> list[Iterator[tuple[float, float, Target]]]:
+        """Return iterators over the quotas that a member fits now, each from the best on."""
         history, now = self._histories.get(member_text(member.member_code)), self._clock()
         if history is not None and history.gets_nothing(self._caps, now):
-            return
-        chance, matched = self._rates.chance, self._live.match(member)
-        for quotas, share in ((matched.certain, 1.0), (matched.possible, _POSSIBLE)):
-            for target in quotas.targets():
-                survey, quota_id = target.survey, target.quota.quota_id
-                if history is None or history.allows(quota_id, survey.survey_id, now):
-                    value = survey.price.amount * share * chance(survey.survey_id, survey.ir)
-                    yield _Valued(value, quota_id, survey, share)
+            return []
+        matched = self._live.match(member)
+        return [
+            self._from_the_best(part, bits, share, history, now)
+            for quotas, share in ((matched.certain, 1.0), (matched.possible, _POSSIBLE))
+            for part, bits in quotas.parts()
+        ]
+
+    def _from_the_best(
+        self, part: CompiledPart, bits: int, share: float, history: MemberHistory | None, now: float
+    ) -> Iterator[tuple[float, float, Target]]:
+        fits = bits.to_bytes(len(part.targets) // 8 + 1, "little")
+        for value, bit in self._values_of(part):
+            if fits[bit >> 3] >> (bit & 7) & 1:
+                target = part.targets[bit]
+                if history is None or history.allows(target.quota.quota_id, target.survey.survey_id, now):
+                    yield value * share, share, target
+
+    def _values_of(self, part: CompiledPart) -> list[tuple[float, int]]:
+        """Return the values of the quotas of a part, the best first; of equal ones, that of the better rank."""
+        found = self._values.get(part)
+        if found is None:
+            chance = self._rates.chance
+            surveys = (target.survey for target in part.targets)
+            each = (survey.price.amount * chance(survey.survey_id, survey.ir) for survey in surveys)
+            found = self._values[part] = sorted(
+                ((value, bit) for bit, value in enumerate(each)), key=lambda both: (-both[0], both[1])
+            )
+        return found
 
 
-class _Valued(NamedTuple):
-    """A quota that a member fits. Most of them become no offer."""
-
-    value: float
-    quota_id: int
-    survey: Survey
-    share: float
-
-    def offer(self) -> Offer:
-        survey = self.survey
-        return Offer(
-            quota_id=self.quota_id,
-            survey_id=survey.survey_id,
-            wave_id=survey.wave_id,
-            loi=survey.loi,
-            ir=survey.ir,
-            price=survey.price,
-            value=self.value,
-            is_certain=self.share == 1,
-            survey_name=survey.survey_name,
-        )
+def _offer(target: Target, value: float, share: float) -> Offer:
+    survey = target.survey
+    return Offer(
+        quota_id=target.quota.quota_id,
+        survey_id=survey.survey_id,
+        wave_id=survey.wave_id,
+        loi=survey.loi,
+        ir=survey.ir,
+        price=survey.price,
+        value=value,
+        is_certain=share == 1,
+        survey_name=survey.survey_name,
+    )
