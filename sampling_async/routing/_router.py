@@ -305,7 +305,7 @@ class SurveyRouter(BackgroundService):
             StoreError: It could not be stored.
         """
         operation = partial(enter, member_code=member_code, quota_id=quota_id, now=self._clock())
-        self._book.learn(member_code, await self._committer.run(operation))
+        self._book.learn(member_code, await self._committer.run(operation, key=member_code))
 
     async def _follow(self, click: _Click) -> None:
         """Do what a click needs, while it waits."""
@@ -370,7 +370,7 @@ class SurveyRouter(BackgroundService):
             now=now,
             until=now + max(0.0, click.left) + _LEASE_SECONDS,
         )
-        turn = await self._committer.run(partial(begin, wish=wish))
+        turn = await self._committer.run(partial(begin, wish=wish), key=wish.member_code)
         self._book.learn(wish.member_code, turn.history)
         click.is_busy = turn.is_busy
         if turn.is_busy:
@@ -461,18 +461,18 @@ class SurveyRouter(BackgroundService):
         now = self._clock()
         operation = partial(settle, owner=self._owner, member_code=member_code, settled=settled, now=now)
         try:
-            self._book.learn(member_code, await self._committer.run(operation))
+            self._book.learn(member_code, await self._committer.run(operation, key=member_code))
         except StoreError as exc:
             self._book.failed(exc)
             assert self._tasks is not None
-            self._tasks.start_soon(self._store_later, operation)
+            self._tasks.start_soon(self._store_later, member_code, operation)
 
-    async def _store_later(self, operation: Callable[[Any], object]) -> None:
+    async def _store_later(self, member_code: str, operation: Callable[[Any], object]) -> None:
         reason = ""
         for pause in _SETTLING:
             await anyio.sleep(pause)
             try:
-                await self._committer.run(operation)
+                await self._committer.run(operation, key=member_code)
             except StoreError as exc:
                 reason = str(exc)
             else:
