@@ -9,6 +9,7 @@ import anyio
 import doubles
 import httpx
 from matching_kit import GENDER, MALE, NOW, quota, row, sub_quota, survey
+from notifications_kit import post
 
 from sampling_async import Price, Quotas, RetryPolicy, to_json
 from sampling_async.matching import LiveIndex, Member
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MEMBER = Member("m-1", {GENDER: MALE})
 NOT_SENT = httpx.Response(429)
+LONG = 60.0  # no click of the tests takes so long
 
 
 class Clock:
@@ -111,3 +113,17 @@ async def live_of(panel: Panel, **options: Any) -> AsyncIterator[tuple[Any, Live
 async def router_of(panel: Panel, store: Any = None, **options: Any) -> AsyncIterator[SurveyRouter]:
     async with live_of(panel) as (client, live), SurveyRouter(client, live, store=store, **options) as router:
         yield router
+
+
+async def click(router: SurveyRouter, member: Member = MEMBER, within: float = LONG, **options: Any) -> Any:
+    return await router.route(member, within=within, **options)
+
+
+def ids(offers: Any) -> list[int]:
+    return [offer.quota_id for offer in offers]
+
+
+async def ended(inbox: Any, kind: Any, quota_id: int, *, member: str = "m-1", **more: Any) -> None:
+    """Post a notification that a survey has ended for a member."""
+    fields = {"UniqueCode": member, "SurveyId": quota_id * 100, "WaveId": 1, "QuotaID": quota_id, **more}
+    assert (await post(inbox, kind, fields)).status == 200

@@ -41,9 +41,7 @@ class _Submission(Generic[T]):
 
     __slots__ = ("failure", "key", "operation", "over", "result", "size")
 
-    def __init__(
-        self, operation: Operation[T], size: int, over: _InLoop | Future[T], *, key: str = ""
-    ) -> None:
+    def __init__(self, operation: Operation[T], size: int, over: _InLoop | Future[T], *, key: str = "") -> None:
         self.operation = operation
         self.key = key
         self.size = size
