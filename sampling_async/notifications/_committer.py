@@ -112,8 +112,8 @@ class Committer:
     async def run(self, operation: Operation[T], *, size: int = 0, key: str = "") -> T:
         """Return an operation's result when it is on the disk. If cancelled, it runs all the same.
 
-        `key` is what the operation locks: those of a group run in the order of their keys, so that two processes
-        never wait for each other.
+        `key` is what the operation locks. Those of a group run in the order of their keys, so that two
+        processes never wait for each other.
         """
         over = _InLoop()
         job = _Submission(operation, size, over, key=key)

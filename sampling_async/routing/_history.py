@@ -105,6 +105,10 @@ class MemberHistory:
         self._started[quota_id] = at
         self._surveys[survey_id] = inf
 
+    def add_invite(self, survey_id: int) -> None:
+        """Add an invite of another sender, such as a campaign: the member holds its link."""
+        self._surveys[survey_id] = inf
+
     def add_end(
         self, kind: str, survey_id: int, wave_id: int, original_survey_id: int | None, at: float
     ) -> None:

@@ -92,14 +92,27 @@ def begin(store: SqlStore, wish: Wish) -> Turn:
     # Also if it is this process: an earlier click of it has asked, and waits for the response.
     if any(link.state == "asking" and link.is_leased(now) for link in links):
         return Turn(history=history, is_busy=True)
+    is_without = history.gets_nothing(wish.caps, now)
+    waiting = [link for link in links if _waits(link, history, wish)]
     if wish.takes_links:
-        waiting = [link for link in links if _waits(link, history, wish)]
-        if waiting:
-            waiting.sort(key=lambda link: -link.asked)
-            return Turn(history=history, links=waiting)
-    if history.gets_nothing(wish.caps, now):
+        surveys = {offer.survey_id for offer in wish.offers}
+        fitting = [
+            link
+            for link in waiting
+            if (wish.quota_ids is None or link.quota_id in wish.quota_ids or link.survey_id in surveys)
+            # To enter a link is a start; one that was entered in this moment is counted already.
+            and not (is_without and link.entered is None)
+        ]
+        if fitting:
+            fitting.sort(key=lambda link: -link.asked)
+            return Turn(history=history, links=fitting)
+    if is_without:
         return Turn(history=history)
-    asked = [each for each in wish.offers if history.allows(each.quota_id, each.survey_id, now)][: wish.most]
+    held, choice = {link.quota_id for link in waiting}, dict[int, Offer]()
+    for offer in wish.offers:
+        if offer.quota_id not in held and history.allows(offer.quota_id, offer.survey_id, now):
+            choice.setdefault(offer.survey_id, offer)  # a member gets one link of a survey
+    asked = list(choice.values())[: wish.most]
     for offer in asked:
         pair = (member, offer.quota_id, offer.survey_id, offer.wave_id)
         store.execute(_ASK, (*pair, wish.owner, now, wish.until, now))
@@ -114,7 +127,6 @@ def _waits(link: Link, history: MemberHistory, wish: Wish) -> bool:
         and (entered is None or entered > wish.began)
         and link.until > wish.now
         and not history.has_ended(link.survey_id)
-        and (wish.quota_ids is None or link.quota_id in wish.quota_ids)
     )
 
 
@@ -124,11 +136,15 @@ def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberH
     links = [Link(*row) for row in store.execute(query, (member,))]
     for link in links:
         history.add_link(link, now)
+    requested = {link.quota_id for link in links}
     for end in store.execute(_ENDS.format(columns="", condition="member = ?"), (member,)):
         history.add_end(*end)
-    entries = "SELECT survey, quota, entered FROM invites WHERE member = ? AND entered IS NOT NULL"
-    for start in store.execute(entries, (member,)):
-        history.add_start(*start)
+    query = "SELECT survey, quota, entered FROM invites WHERE member = ?"
+    for survey_id, quota_id, entered in store.execute(query, (member,)):
+        if entered is not None:
+            history.add_start(survey_id, quota_id, entered)
+        elif quota_id not in requested:
+            history.add_invite(survey_id)
     return links, history
 
 
@@ -204,6 +220,11 @@ class Changes:
             if is_first:
                 entries = "SELECT member, survey, quota, entered FROM invites WHERE entered > ?"
                 rows += [(member, "start", tuple(start)) for member, *start in run(entries, (since,))]
+                invites = (
+                    "SELECT member, survey FROM invites AS i WHERE invited > ? AND entered IS NULL AND NOT EXISTS"
+                    " (SELECT 1 FROM links AS l WHERE l.member = i.member AND l.quota = i.quota)"
+                )
+                rows += [(member, "invite", (survey,)) for member, survey in run(invites, (since,))]
         self._read_at = now
         return rows
 
@@ -218,5 +239,7 @@ def apply(rows: Iterable[Row], histories: dict[str, MemberHistory], now: float) 
             history.add_link(Link(*values), now)
         elif what == "end":
             history.add_end(*values)
-        else:
+        elif what == "start":
             history.add_start(*values)
+        else:
+            history.add_invite(*values)
