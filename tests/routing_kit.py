@@ -39,6 +39,7 @@ class Panel:
     Attributes:
         answers: What a quota answers: a result code, a response, an exception, or an event to wait for before
             the invite comes.
+        instead: What its invites say in place of the survey and quota that were requested.
         asked: The pairs that were requested, in their order.
     """
 
@@ -58,6 +59,7 @@ class Panel:
         )
         self.answers: dict[int, Any] = {}
         self.asked: list[tuple[str, int]] = []
+        self.instead: dict[str, int] = {}
         self.is_away = False
         self.began = anyio.Event()
 
@@ -90,7 +92,7 @@ class Panel:
             if item["Invite"]:
                 survey_id = self.survey_of(quota_id)
                 url = f"https://survey.example/{member}/{quota_id}/{len(self.asked)}"
-                item["Invite"] |= {"SurveyID": survey_id, "WaveID": 1, "URL": url}
+                item["Invite"] |= {"SurveyID": survey_id, "WaveID": 1, "URL": url, **self.instead}
             items.append(item)
         return httpx.Response(200, json={"Invites": items})
 

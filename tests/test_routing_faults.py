@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import anyio
 import httpx
 import pytest
+import anyio
 import httpx
 import pytest
 from attrs import evolve
+from doubles import until
 from matching_kit import GENDER, MALE, quota, row, sub_quota
-from routing_kit import MEMBER, Clock, Panel, click, ids, live_of, router_of
+from notifications_kit import SECRET
+from routing_kit import MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
 
 from sampling_async import InviteOutcome
 from sampling_async.matching import Member
-from sampling_async.notifications import OutcomeLedger
+from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
+from sampling_async.routing._links import settle
 from sampling_async.routing._tempo import Tempo
 
 ROUTED, NONE_OPEN, UNAVAILABLE, UNCLEAR = RouteStatus
@@ -100,3 +105,51 @@ async def test_a_link_that_waits_is_not_given_beyond_a_cap():
         assert (await click(router)).status is NONE_OPEN
         assert (await click(router, quota_ids=[2])).status is NONE_OPEN
     assert other.status is ROUTED
+
+
+# --- What the service answers
+
+
+async def test_an_invite_of_another_survey_is_that_of_the_quota_that_was_requested(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    panel.instead = {"SurveyID": 777, "QuotaID": 7}
+    async with (
+        router_of(panel, store, clock=clock) as router,
+        Inbox(store, secrets=SECRET, clock=clock) as inbox,
+    ):
+        first = await click(router)
+        assert (await click(router)).url == first.url
+        await ended(inbox, "terminate", 7, SurveyId=777, Reason="SCREENED_OUT")
+        panel.instead = {"SurveyID": 888, "QuotaID": 8}
+        second = await click(router)
+        assert (second.is_repeat, second.invite.survey_id) == (False, 888)
+        await second.entered()
+        assert (await click(router)).status is NONE_OPEN
+        assert router.status.unused == 0
+        rows = {row.survey_id: row for row in await OutcomeLedger(store).rows()}
+    assert rows[888].entered_at is not None
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_a_link_that_is_entered_before_it_can_be_stored_is_so_in_the_ledger(new_address, monkeypatch):
+    panel, store = Panel(1), new_address()
+    fails = [True]
+
+    def settle_now_and_then(*args, **options):
+        if fails[0]:
+            raise StoreError("the disk is full")
+        return settle(*args, **options)
+
+    monkeypatch.setattr("sampling_async.routing._router._SETTLING", (0.01,) * 1000)
+    monkeypatch.setattr("sampling_async.routing._router.settle", settle_now_and_then)
+    async with router_of(panel, store) as router:
+        route = await click(router)
+        await route.entered()
+        fails.clear()
+        fails.append(False)
+        ledger, rows = OutcomeLedger(store), []
+        with anyio.fail_after(30):
+            while not rows:
+                rows = await ledger.rows()
+                await anyio.sleep(0.01)
+    assert rows[0].entered_at is not None

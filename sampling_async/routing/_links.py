@@ -38,6 +38,12 @@ _SETTLE: Final = (
     "UPDATE links SET state = ?, until = ?, changed = ?, code = ?, invite = ?, owner = NULL"
     " WHERE member = ? AND quota = ? AND owner = ?"
 )
+# The invite may be of another survey and quota than requested. It may have been entered already, if it could not
+# be stored at once.
+_INTO_LEDGER: Final = (
+    "INSERT INTO invites (key, member, survey, wave, quota, invited, entered) VALUES (?, ?, ?, ?, ?, ?,"
+    " (SELECT entered FROM links WHERE member = ? AND quota = ?)) ON CONFLICT (key) DO NOTHING"
+)
 
 
 @frozen(kw_only=True)
@@ -108,7 +114,8 @@ def begin(store: SqlStore, wish: Wish) -> Turn:
             return Turn(history=history, links=fitting)
     if is_without:
         return Turn(history=history)
-    held, choice = {link.quota_id for link in waiting}, dict[int, Offer]()
+    held = {link.quota_id for link in links if link.state == "invited" and link.until > now}
+    choice: dict[int, Offer] = {}
     for offer in wish.offers:
         if offer.quota_id not in held and history.allows(offer.quota_id, offer.survey_id, now):
             choice.setdefault(offer.survey_id, offer)  # a member gets one link of a survey
@@ -127,6 +134,7 @@ def _waits(link: Link, history: MemberHistory, wish: Wish) -> bool:
         and (entered is None or entered > wish.began)
         and link.until > wish.now
         and not history.has_ended(link.survey_id)
+        and not history.has_ended(link.invite.survey_id)
     )
 
 
@@ -164,17 +172,10 @@ def settle(
         values = (each.state, each.until, now, each.code, invite, member, offer.quota_id, owner)
         store.execute(_SETTLE, values)
         if each.invite is not None:
-            _into_ledger(store, member, member_code, each.invite, now)
+            key = member_key(each.invite.survey_id, each.invite.wave_id, member_code)
+            row = (key, member, each.invite.survey_id, each.invite.wave_id, offer.quota_id, now)
+            store.execute(_INTO_LEDGER, (*row, member, offer.quota_id))
     return _read(store, member, now)[1]
-
-
-def _into_ledger(store: SqlStore, member: str, member_code: str, invite: Invite, now: float) -> None:
-    key = member_key(invite.survey_id, invite.wave_id, member_code)
-    store.execute(
-        "INSERT INTO invites (key, member, survey, wave, quota, invited) VALUES (?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT (key) DO NOTHING",
-        (key, member, invite.survey_id, invite.wave_id, invite.quota_id, now),
-    )
 
 
 def enter(store: SqlStore, member_code: str, quota_id: int, now: float) -> MemberHistory:

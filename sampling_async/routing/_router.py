@@ -79,6 +79,7 @@ class _Click:
     is_refused: bool = False  # no quota is left, or all were refused
     is_busy: bool = False  # another process is asking for the member
     invite: Invite | None = None
+    quota_id: int = 0  # for which it was requested; the service may have chosen another one
     is_repeat: bool = False
     takes_links: bool = True
     is_over: bool = False
@@ -295,7 +296,7 @@ class SurveyRouter(BackgroundService):
             is_repeat=click.is_repeat,
             asked=click.asked,
             seconds=anyio.current_time() - began,
-            enter=None if invite is None else partial(self.entered, member.member_code, invite.quota_id),
+            enter=None if invite is None else partial(self.entered, member.member_code, click.quota_id),
         )
 
     async def entered(self, member_code: str, quota_id: int) -> None:
@@ -388,16 +389,16 @@ class SurveyRouter(BackgroundService):
         for link in links:
             # Without an inventory nobody knows better.
             if self._live.age is None or self._live.is_open(link.quota_id):
-                self._give(step.click, link.invite)
+                self._give(step.click, link.quota_id, link.invite)
                 step.click.is_repeat = step.click.invite is not None
                 return
         step.click.takes_links, step.goes_on = False, True
 
-    def _give(self, click: _Click, invite: Invite) -> None:
+    def _give(self, click: _Click, quota_id: int, invite: Invite) -> None:
         """Give a click its invite; if it has ended, the next one finds it in the store."""
         if not click.is_over:
-            click.invite = invite
-            self._spare.pop((click.member.member_code, invite.quota_id), None)
+            click.invite, click.quota_id = invite, quota_id
+            self._spare.pop((click.member.member_code, quota_id), None)
 
     async def _ask(self, step: _RouteStep, asked: Sequence[Offer]) -> None:
         click, code, began = step.click, step.click.member.member_code, anyio.current_time()
@@ -418,7 +419,7 @@ class SurveyRouter(BackgroundService):
         for each in answered:
             if each.invite is not None:
                 self._counts["invited"] += 1
-                self._spare[code, each.invite.quota_id] = None
+                self._spare[code, each.offer.quota_id] = None
             else:
                 self._close(each)
         while len(self._spare) > _MOST_SPARE:
@@ -450,10 +451,11 @@ class SurveyRouter(BackgroundService):
         """Take into a click what its request has brought."""
         click = step.click
         click.unclear += any(each.state == "unclear" for each in settled)
-        invited = [each.invite for each in settled if each.invite is not None]
-        if invited:
-            self._give(click, invited[0])
-        elif all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
+        for each in settled:
+            if each.invite is not None:
+                self._give(click, each.offer.quota_id, each.invite)
+                return
+        if all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
             click.is_refused = step.goes_on = True
 
     async def _store(self, member_code: str, settled: Sequence[Settlement]) -> None:
