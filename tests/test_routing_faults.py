@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import anyio
 import httpx
 import pytest
+from contextlib import contextmanager
+
 import anyio
 import httpx
 import pytest
@@ -12,7 +16,7 @@ from attrs import evolve
 from doubles import until
 from matching_kit import GENDER, MALE, quota, row, sub_quota
 from notifications_kit import SECRET
-from routing_kit import MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
+from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
 
 from sampling_async import InviteOutcome
 from sampling_async.matching import Member
@@ -153,3 +157,77 @@ async def test_a_link_that_is_entered_before_it_can_be_stored_is_so_in_the_ledge
                 rows = await ledger.rows()
                 await anyio.sleep(0.01)
     assert rows[0].entered_at is not None
+
+
+# --- Clocks that differ, and transactions
+
+
+async def test_a_link_that_was_entered_by_a_clock_that_is_ahead_is_not_given_again(new_address):
+    panel, store, clock, ahead = Panel(1, 2), new_address(), Clock(), Clock()
+    ahead.now += 30
+    async with (
+        router_of(panel, store, clock=clock) as one,
+        router_of(panel, store, clock=ahead) as other,
+    ):
+        await (await click(other)).entered()
+        clock.now += 10
+        assert (await click(one)).invite.quota_id == 1
+
+
+@pytest.mark.parametrize("step", [-30, 30])
+async def test_clicks_on_hosts_whose_clocks_differ_make_one_request(new_address, monkeypatch, step):
+    monkeypatch.setattr("sampling_async.routing._router._WATCH_SECONDS", LONG)
+    panel, store, clock, other_clock = Panel(1, 2), new_address(), Clock(), Clock()
+    other_clock.now += step
+    panel.answers[2] = anyio.Event()
+    async with (
+        router_of(panel, store, clock=clock) as one,
+        router_of(panel, store, clock=other_clock) as other,
+        anyio.create_task_group() as tasks,
+    ):
+        urls = []
+
+        async def go(router, within):
+            urls.append((await click(router, within=within)).url)
+
+        tasks.start_soon(go, one, 10)
+        await panel.began.wait()
+        tasks.start_soon(go, other, LONG)
+        await anyio.sleep(0.1)  # it looks now and then
+        panel.answers[2].set()
+    assert len(set(urls)) == 1
+    assert panel.asked == [("m-1", 2)]
+
+
+async def test_a_click_of_any_length_holds_its_member_for_a_minute_at_most(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    panel.answers[2] = anyio.Event()
+    async with router_of(panel, store, clock=clock) as one:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(click, one, MEMBER, 1e9)
+            await panel.began.wait()
+            tasks.cancel_scope.cancel()
+        clock.now += 62
+        async with router_of(panel, store, clock=clock) as other:
+            assert (await click(other, within=5)).invite.quota_id == 1
+
+
+async def test_a_transaction_whose_end_was_lost_is_not_taken_for_another_click(new_address, monkeypatch):
+    panel, lost = Panel(1, 2), []
+    async with router_of(panel, new_address()) as router:
+        store = router._committer._store
+        transaction = store.transaction
+
+        @contextmanager
+        def committed_and_lost():
+            with transaction():
+                yield
+            if not lost:
+                lost.append(1)
+                raise StoreError("the connection was lost")
+
+        monkeypatch.setattr(store, "transaction", committed_and_lost)
+        route = await click(router, within=2.0)
+        assert lost
+        assert (route.status, route.invite.quota_id) == (ROUTED, 2)
+    assert panel.asked == [("m-1", 2)]

@@ -37,7 +37,11 @@ class Link:
 
     def is_leased(self, now: float) -> bool:
         # A clock that was set back must not hold the member for long.
-        return self.asked - CLOCK_STEP <= now < self.until
+        return self.state == "asking" and self.asked - CLOCK_STEP <= now < self.until
+
+    def may_be_leased(self, now: float) -> bool:
+        """Return whether it is leased by a clock that differs."""
+        return self.state == "asking" and abs(now - self.asked) <= CLOCK_STEP
 
     @property
     def invite(self) -> Invite:

@@ -19,7 +19,7 @@ from sampling_async.routing._history import CLOCK_STEP, Caps, Link, MemberHistor
 from sampling_async.routing._route import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sampling_async.notifications._sql import SqlStore
 
@@ -78,41 +78,33 @@ class Turn:
 class Wish:
     """What a click asks the store for: one of these offers, the best first, `most` at once."""
 
-    owner: str
+    owner: str  # this question, and no other one
     member_code: str = field(repr=hidden)
     offers: Sequence[Offer]
     most: int
     quota_ids: frozenset[int] | None  # those that the member has clicked on; None for any
     takes_links: bool  # whether a link that waits will do
     caps: Caps
+    watches: bool  # whether to wait for what another host may be asking for, by another clock
     began: float  # when the member clicked
-    now: float
-    until: float  # the end of the lease
+    seconds: float  # of the lease
 
 
-def begin(store: SqlStore, wish: Wish) -> Turn:
+def begin(store: SqlStore, wish: Wish, clock: Callable[[], float]) -> Turn:
     """Return the links of a member, or lease the member and write down what is asked for now."""
-    member, now = member_text(wish.member_code), wish.now
+    member = member_text(wish.member_code)
     store.lock(f"links {member}")
+    now = clock()
     links, history = _read(store, member, now)
+    if written := {link.quota_id for link in links if link.owner == wish.owner}:
+        # A transaction whose end was lost, and which runs again: these were written down for this very click.
+        return Turn(history=history, asked=[each for each in wish.offers if each.quota_id in written])
     # Also if it is this process: an earlier click of it has asked, and waits for the response.
-    if any(link.state == "asking" and link.is_leased(now) for link in links):
+    if any(link.is_leased(now) or (wish.watches and link.may_be_leased(now)) for link in links):
         return Turn(history=history, is_busy=True)
-    is_without = history.gets_nothing(wish.caps, now)
-    waiting = [link for link in links if _waits(link, history, wish)]
-    if wish.takes_links:
-        surveys = {offer.survey_id for offer in wish.offers}
-        fitting = [
-            link
-            for link in waiting
-            if (wish.quota_ids is None or link.quota_id in wish.quota_ids or link.survey_id in surveys)
-            # To enter a link is a start; one that was entered in this moment is counted already.
-            and not (is_without and link.entered is None)
-        ]
-        if fitting:
-            fitting.sort(key=lambda link: -link.asked)
-            return Turn(history=history, links=fitting)
-    if is_without:
+    if wish.takes_links and (waiting := [link for link in links if _waits(link, history, wish, now)]):
+        return Turn(history=history, links=sorted(waiting, key=lambda link: -link.asked))
+    if history.gets_nothing(wish.caps, now):
         return Turn(history=history)
     held = {link.quota_id for link in links if link.state == "invited" and link.until > now}
     choice: dict[int, Offer] = {}
@@ -122,19 +114,29 @@ def begin(store: SqlStore, wish: Wish) -> Turn:
     asked = list(choice.values())[: wish.most]
     for offer in asked:
         pair = (member, offer.quota_id, offer.survey_id, offer.wave_id)
-        store.execute(_ASK, (*pair, wish.owner, now, wish.until, now))
+        store.execute(_ASK, (*pair, wish.owner, now, now + wish.seconds, now))
     return Turn(history=history, asked=asked)
 
 
-def _waits(link: Link, history: MemberHistory, wish: Wish) -> bool:
+def _waits(link: Link, history: MemberHistory, wish: Wish, now: float) -> bool:
+    if link.state != "invited" or link.until <= now:
+        return False
     entered = history.entered_at(link.quota_id)
+    if entered is None:
+        is_given = not history.gets_nothing(wish.caps, now)  # to enter it is a start
+    else:
+        # A click that came before another one entered the link, in the same moment, gets the same link. What
+        # is still to come was entered by a host whose clock is ahead.
+        is_given = wish.began < entered <= now
     return (
-        link.state == "invited"
-        # A click that came before another one entered the link, in the same moment, gets the same link.
-        and (entered is None or entered > wish.began)
-        and link.until > wish.now
+        is_given
         and not history.has_ended(link.survey_id)
         and not history.has_ended(link.invite.survey_id)
+        and (
+            wish.quota_ids is None
+            or link.quota_id in wish.quota_ids
+            or any(link.survey_id == offer.survey_id for offer in wish.offers)
+        )
     )
 
 

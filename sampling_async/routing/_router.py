@@ -53,6 +53,8 @@ _LOG: Final = logging.getLogger("sampling_async.routing")
 _CHOICE: Final = 20  # offers among which the store may choose
 _STORING_SECONDS: Final = 0.02  # kept of a click's time for the store
 _LEASE_SECONDS: Final = 1.0  # after the end of a click for which others wait for it
+_LONGEST_LEASE: Final = 60.0  # if the process dies, the member waits no longer
+_WATCH_SECONDS: Final = 1.0  # for which a click waits for what may be leased by another clock
 _LATE_SECONDS: Final = 10.0  # for which the response of a click that has ended is still waited for
 _BUSY_SECONDS: Final = 0.03  # between two looks whether another process has asked
 _FOLLOW_SECONDS: Final = 1.0  # between two looks at what other processes have stored
@@ -72,7 +74,8 @@ class _Click:
     member: Member
     quota_ids: Sequence[int] | None
     began: float  # in seconds since 1970
-    ends_at: float  # by the event loop's clock
+    ends_at: float  # by the event loop's clock, as the next
+    watches_until: float
     asked: int = 0
     unclear: int = 0
     is_asking: bool = False  # a request is on its way
@@ -104,6 +107,7 @@ class _RouteStep:
 
     click: _Click
     offers: Sequence[Offer]
+    owner: str = field(factory=partial(token_hex, 8))
     over: anyio.Event = field(factory=anyio.Event)
     goes_on: bool = False  # whether the click needs another one
     failure: Exception | None = None
@@ -171,7 +175,6 @@ class SurveyRouter(BackgroundService):
         self._clock = clock
         self._book = OfferBook(live, opened.copy(), seconds=seconds, caps=self._caps, clock=clock)
         self._committer = Committer(opened)
-        self._owner = token_hex(8)
         self._tempo = Tempo()
         self._busy: dict[str, anyio.Event] = {}  # the members with a click
         self._steps = 0  # that run
@@ -277,13 +280,14 @@ class SurveyRouter(BackgroundService):
         require_instance(member, Member, "member", "a Member, with its code and its answers")
         member_code_of(member.member_code)
         chosen = None if quota_ids is None else [whole_id(each, "each of quota_ids") for each in quota_ids]
-        began = anyio.current_time()
-        click = _Click(member, chosen, self._clock(), began + number_above_0(within, "within", "seconds"))
+        seconds, began = number_above_0(within, "within", "seconds"), anyio.current_time()
+        watches_until = began + min(_WATCH_SECONDS, seconds / 2)
+        click = _Click(member, chosen, self._clock(), began + seconds, watches_until)
         self._must_be_inside()
         if self._is_closing or self._finished:
             raise RuntimeError("the survey router is closed")
         try:
-            with anyio.move_on_after(within):
+            with anyio.move_on_after(seconds):
                 await self._follow(click)
         finally:
             click.is_over = True
@@ -358,20 +362,20 @@ class SurveyRouter(BackgroundService):
             self._idle.notify()
 
     async def _turn(self, step: _RouteStep) -> None:
-        click, now = step.click, self._clock()
+        click = step.click
         wish = Wish(
-            owner=self._owner,
+            owner=step.owner,
             member_code=click.member.member_code,
             offers=step.offers,
             most=self._tempo.most(click.left),
             quota_ids=None if click.quota_ids is None else frozenset(click.quota_ids),
             takes_links=click.takes_links,
             caps=self._caps,
+            watches=anyio.current_time() < click.watches_until,
             began=click.began,
-            now=now,
-            until=now + max(0.0, click.left) + _LEASE_SECONDS,
+            seconds=min(max(0.0, click.left), _LONGEST_LEASE) + _LEASE_SECONDS,
         )
-        turn = await self._committer.run(partial(begin, wish=wish), key=wish.member_code)
+        turn = await self._committer.run(partial(begin, wish=wish, clock=self._clock), key=wish.member_code)
         self._book.learn(wish.member_code, turn.history)
         click.is_busy = turn.is_busy
         if turn.is_busy:
@@ -424,7 +428,7 @@ class SurveyRouter(BackgroundService):
                 self._close(each)
         while len(self._spare) > _MOST_SPARE:
             del self._spare[next(iter(self._spare))]
-        await self._store(code, settled)
+        await self._store(step, settled)
         self._conclude(step, settled)
 
     def _settlement(self, offer: Offer, outcome: InviteOutcome | None) -> Settlement:
@@ -458,10 +462,10 @@ class SurveyRouter(BackgroundService):
         if all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
             click.is_refused = step.goes_on = True
 
-    async def _store(self, member_code: str, settled: Sequence[Settlement]) -> None:
+    async def _store(self, step: _RouteStep, settled: Sequence[Settlement]) -> None:
         """Store what became of what was asked for. If that fails, it is tried again while the click goes on."""
-        now = self._clock()
-        operation = partial(settle, owner=self._owner, member_code=member_code, settled=settled, now=now)
+        member_code, now = step.click.member.member_code, self._clock()
+        operation = partial(settle, owner=step.owner, member_code=member_code, settled=settled, now=now)
         try:
             self._book.learn(member_code, await self._committer.run(operation, key=member_code))
         except StoreError as exc:
