@@ -9,6 +9,7 @@ import anyio
 import doubles
 import httpx
 from matching_kit import GENDER, MALE, NOW, quota, row, sub_quota, survey
+from notifications_kit import post
 
 from sampling_async import Price, Quotas, RetryPolicy, to_json
 from sampling_async.matching import LiveIndex, Member
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MEMBER = Member("m-1", {GENDER: MALE})
 NOT_SENT = httpx.Response(429)
+LONG = 60.0  # no click of the tests takes so long
 
 
 class Clock:
@@ -37,6 +39,7 @@ class Panel:
     Attributes:
         answers: What a quota answers: a result code, a response, an exception, or an event to wait for before
             the invite comes.
+        instead: What its invites say in place of the survey and quota that were requested.
         asked: The pairs that were requested, in their order.
     """
 
@@ -56,6 +59,7 @@ class Panel:
         )
         self.answers: dict[int, Any] = {}
         self.asked: list[tuple[str, int]] = []
+        self.instead: dict[str, int] = {}
         self.is_away = False
         self.began = anyio.Event()
 
@@ -88,7 +92,7 @@ class Panel:
             if item["Invite"]:
                 survey_id = self.survey_of(quota_id)
                 url = f"https://survey.example/{member}/{quota_id}/{len(self.asked)}"
-                item["Invite"] |= {"SurveyID": survey_id, "WaveID": 1, "URL": url}
+                item["Invite"] |= {"SurveyID": survey_id, "WaveID": 1, "URL": url, **self.instead}
             items.append(item)
         return httpx.Response(200, json={"Invites": items})
 
@@ -111,3 +115,17 @@ async def live_of(panel: Panel, **options: Any) -> AsyncIterator[tuple[Any, Live
 async def router_of(panel: Panel, store: Any = None, **options: Any) -> AsyncIterator[SurveyRouter]:
     async with live_of(panel) as (client, live), SurveyRouter(client, live, store=store, **options) as router:
         yield router
+
+
+async def click(router: SurveyRouter, member: Member = MEMBER, within: float = LONG, **options: Any) -> Any:
+    return await router.route(member, within=within, **options)
+
+
+def ids(offers: Any) -> list[int]:
+    return [offer.quota_id for offer in offers]
+
+
+async def ended(inbox: Any, kind: Any, quota_id: int, *, member: str = "m-1", **more: Any) -> None:
+    """Post a notification that a survey has ended for a member."""
+    fields = {"UniqueCode": member, "SurveyId": quota_id * 100, "WaveId": 1, "QuotaID": quota_id, **more}
+    assert (await post(inbox, kind, fields)).status == 200

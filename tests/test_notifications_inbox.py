@@ -12,6 +12,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from decimal import Decimal
+from functools import partial
 
 import anyio
 import doubles
@@ -393,6 +394,27 @@ async def test_a_large_body_is_read_in_a_thread(path):
         assert (await post(inbox, "completion", fields)).status == 200
         assert len(await facts_of(inbox)) == 1000
         assert (await post(inbox, "completion", b" " * ((1 << 20) + 1))).status == 413
+
+
+async def test_the_operations_of_a_group_run_in_the_order_of_what_they_lock(tmp_path):
+    # Otherwise two hosts that have the same members at the same moment could wait for each other.
+    committer = Committer(SqliteStore(tmp_path / "n.db"))
+    committer.start()
+    is_first_running, goes_on, order = threading.Event(), threading.Event(), []
+
+    def first(_store):
+        is_first_running.set()
+        assert goes_on.wait(30)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(committer.run, first)
+        await until(is_first_running.is_set)
+        for key in ("c", "a", "b"):
+            tasks.start_soon(partial(committer.run, lambda _store, key=key: order.append(key), key=key))
+        await until(lambda: committer._jobs.qsize() == 3)
+        goes_on.set()
+    committer.stop()
+    assert order == ["a", "b", "c"]
 
 
 def test_too_many_that_wait_are_refused(tmp_path):

@@ -15,7 +15,7 @@ from attrs import evolve
 from doubles import until
 from matching_kit import FEMALE, GENDER, quota, row, sub_quota
 from notifications_kit import SECRET, post
-from routing_kit import MEMBER, NOT_SENT, Clock, Panel, live_of, router_of
+from routing_kit import LONG, MEMBER, NOT_SENT, Clock, Panel, click, ended, ids, live_of, router_of
 
 from sampling_async import InvalidRequestError, Price, ResultCode
 from sampling_async.matching import Member
@@ -25,15 +25,6 @@ from sampling_async.routing._history import MemberHistory
 from sampling_async.routing._tempo import Tempo
 
 ROUTED, NONE_OPEN, UNAVAILABLE, UNCLEAR = RouteStatus
-LONG = 60.0  # no click of these tests takes so long
-
-
-async def click(router, member=MEMBER, within=LONG, **options):
-    return await router.route(member, within=within, **options)
-
-
-def ids(offers):
-    return [offer.quota_id for offer in offers]
 
 
 @asynccontextmanager
@@ -44,11 +35,6 @@ async def both_of(panel, store, clock, **options):
         Inbox(store, secrets=SECRET, clock=clock) as inbox,
     ):
         yield router, inbox
-
-
-async def ended(inbox, kind, quota_id, *, member="m-1", **more):
-    fields = {"UniqueCode": member, "SurveyId": quota_id * 100, "WaveId": 1, "QuotaID": quota_id, **more}
-    assert (await post(inbox, kind, fields)).status == 200
 
 
 # --- Offers

@@ -40,10 +40,11 @@ MOST_BYTES_WAITING: Final = 64 << 20
 class _Submission(Generic[T]):
     """An operation that waits or has ended, with its result."""
 
-    __slots__ = ("failure", "operation", "over", "result", "size")
+    __slots__ = ("failure", "key", "operation", "over", "result", "size")
 
-    def __init__(self, operation: Operation[T], size: int, over: _InLoop | Future[T]) -> None:
+    def __init__(self, operation: Operation[T], size: int, over: _InLoop | Future[T], *, key: str = "") -> None:
         self.operation = operation
+        self.key = key
         self.size = size
         self.over = over
         self.result: Any = None
@@ -109,10 +110,14 @@ class Committer:
         self._put(_Submission(operation, size, future))
         return future
 
-    async def run(self, operation: Operation[T], *, size: int = 0) -> T:
-        """Return an operation's result when it is on the disk. If cancelled, it runs all the same."""
+    async def run(self, operation: Operation[T], *, size: int = 0, key: str = "") -> T:
+        """Return an operation's result when it is on the disk. If cancelled, it runs all the same.
+
+        `key` is what the operation locks. Those of a group run in the order of their keys, so that two
+        processes never wait for each other.
+        """
         over = _InLoop()
-        job = _Submission(operation, size, over)
+        job = _Submission(operation, size, over, key=key)
         self._put(job)
         await over.event.wait()
         failure, job.failure = job.failure, None  # no cycle of the exception, its traceback and this frame
@@ -145,6 +150,7 @@ class Committer:
                     is_last = True
                     break
                 group.append(another)
+            group.sort(key=lambda job: job.key)
             self._commit(group)
             with self._lock:
                 self._waiting_bytes -= sum(job.size for job in group)

@@ -37,7 +37,11 @@ class Link:
 
     def is_leased(self, now: float) -> bool:
         # A clock that was set back must not hold the member for long.
-        return self.asked - CLOCK_STEP <= now < self.until
+        return self.state == "asking" and self.asked - CLOCK_STEP <= now < self.until
+
+    def may_be_leased(self, now: float) -> bool:
+        """Return whether it is leased by a clock that differs."""
+        return self.state == "asking" and abs(now - self.asked) <= CLOCK_STEP
 
     @property
     def invite(self) -> Invite:
@@ -71,27 +75,26 @@ def refused_until(code: int | None, now: float) -> float:
 class MemberHistory:
     """What is known of one member. A survey that was entered, has ended or is unclear is left out for good."""
 
-    __slots__ = ("_completed", "_ended", "_quotas", "_started", "_surveys", "_without")
+    __slots__ = ("_completed", "_ended", "_quotas", "_started", "_surveys", "_unclear", "_without")
 
     def __init__(self) -> None:
         self._surveys: dict[int, float] = {}  # until when each is left out
         self._quotas: dict[int, float] = {}
+        self._unclear: dict[int, int] = {}  # the surveys of quotas
         self._without = -inf  # until when the member gets nothing
         self._started: dict[int, float] = {}  # when quotas were entered
         self._ended: set[int] = set()  # surveys
         self._completed: dict[tuple[int, int], float] = {}  # when surveys and waves were completed
 
     def add_link(self, link: Link, now: float) -> None:
+        for known in (self._quotas, self._unclear):  # it may have had another state before
+            known.pop(link.quota_id, None)
         if link.entered is not None:
             self.add_start(link.survey_id, link.quota_id, link.entered)
         elif link.state == "refused":
             self._refuse(link)
         elif link.state == "unclear" or (link.state == "asking" and not link.is_leased(now)):
-            self._surveys[link.survey_id] = inf
-        elif link.state == "invited":  # it was refused or unclear before
-            self._quotas.pop(link.quota_id, None)
-            if self._surveys.get(link.survey_id) == inf and link.quota_id not in self._started:
-                del self._surveys[link.survey_id]
+            self._unclear[link.quota_id] = link.survey_id
 
     def _refuse(self, link: Link) -> None:
         match lesson_of(link.code):
@@ -104,6 +107,10 @@ class MemberHistory:
 
     def add_start(self, survey_id: int, quota_id: int, at: float) -> None:
         self._started[quota_id] = at
+        self._surveys[survey_id] = inf
+
+    def add_invite(self, survey_id: int) -> None:
+        """Add an invite of another sender, such as a campaign: the member holds its link."""
         self._surveys[survey_id] = inf
 
     def add_end(
@@ -123,8 +130,10 @@ class MemberHistory:
         return survey_id in self._ended
 
     def allows(self, quota_id: int, survey_id: int, now: float) -> bool:
-        return not (self._surveys and self._surveys.get(survey_id, -inf) > now) and not (
-            self._quotas and self._quotas.get(quota_id, -inf) > now
+        return not (
+            (self._surveys and self._surveys.get(survey_id, -inf) > now)
+            or (self._quotas and self._quotas.get(quota_id, -inf) > now)
+            or (self._unclear and survey_id in self._unclear.values())
         )
 
     def gets_nothing(self, caps: Caps, now: float) -> bool:

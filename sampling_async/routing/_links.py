@@ -19,7 +19,7 @@ from sampling_async.routing._history import CLOCK_STEP, Caps, Link, MemberHistor
 from sampling_async.routing._route import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sampling_async.notifications._sql import SqlStore
 
@@ -37,6 +37,12 @@ _ASK: Final = (
 _SETTLE: Final = (
     "UPDATE links SET state = ?, until = ?, changed = ?, code = ?, invite = ?, owner = NULL"
     " WHERE member = ? AND quota = ? AND owner = ?"
+)
+# The invite may be of another survey and quota than requested. It may have been entered already, if it could not
+# be stored at once.
+_INTO_LEDGER: Final = (
+    "INSERT INTO invites (key, member, survey, wave, quota, invited, entered) VALUES (?, ?, ?, ?, ?, ?,"
+    " (SELECT entered FROM links WHERE member = ? AND quota = ?)) ON CONFLICT (key) DO NOTHING"
 )
 
 
@@ -72,49 +78,65 @@ class Turn:
 class Wish:
     """What a click asks the store for: one of these offers, the best first, `most` at once."""
 
-    owner: str
+    owner: str  # this question, and no other one
     member_code: str = field(repr=hidden)
     offers: Sequence[Offer]
     most: int
     quota_ids: frozenset[int] | None  # those that the member has clicked on; None for any
     takes_links: bool  # whether a link that waits will do
     caps: Caps
+    watches: bool  # whether to wait for what another host may be asking for, by another clock
     began: float  # when the member clicked
-    now: float
-    until: float  # the end of the lease
+    seconds: float  # of the lease
 
 
-def begin(store: SqlStore, wish: Wish) -> Turn:
+def begin(store: SqlStore, wish: Wish, clock: Callable[[], float]) -> Turn:
     """Return the links of a member, or lease the member and write down what is asked for now."""
-    member, now = member_text(wish.member_code), wish.now
+    member = member_text(wish.member_code)
     store.lock(f"links {member}")
+    now = clock()
     links, history = _read(store, member, now)
+    if written := {link.quota_id for link in links if link.owner == wish.owner}:
+        # A transaction whose end was lost, and which runs again: these were written down for this very click.
+        return Turn(history=history, asked=[each for each in wish.offers if each.quota_id in written])
     # Also if it is this process: an earlier click of it has asked, and waits for the response.
-    if any(link.state == "asking" and link.is_leased(now) for link in links):
+    if any(link.is_leased(now) or (wish.watches and link.may_be_leased(now)) for link in links):
         return Turn(history=history, is_busy=True)
-    if wish.takes_links:
-        waiting = [link for link in links if _waits(link, history, wish)]
-        if waiting:
-            waiting.sort(key=lambda link: -link.asked)
-            return Turn(history=history, links=waiting)
+    if wish.takes_links and (waiting := [link for link in links if _waits(link, history, wish, now)]):
+        return Turn(history=history, links=sorted(waiting, key=lambda link: -link.asked))
     if history.gets_nothing(wish.caps, now):
         return Turn(history=history)
-    asked = [each for each in wish.offers if history.allows(each.quota_id, each.survey_id, now)][: wish.most]
+    held = {link.quota_id for link in links if link.state == "invited" and link.until > now}
+    choice: dict[int, Offer] = {}
+    for offer in wish.offers:
+        if offer.quota_id not in held and history.allows(offer.quota_id, offer.survey_id, now):
+            choice.setdefault(offer.survey_id, offer)  # a member gets one link of a survey
+    asked = list(choice.values())[: wish.most]
     for offer in asked:
         pair = (member, offer.quota_id, offer.survey_id, offer.wave_id)
-        store.execute(_ASK, (*pair, wish.owner, now, wish.until, now))
+        store.execute(_ASK, (*pair, wish.owner, now, now + wish.seconds, now))
     return Turn(history=history, asked=asked)
 
 
-def _waits(link: Link, history: MemberHistory, wish: Wish) -> bool:
+def _waits(link: Link, history: MemberHistory, wish: Wish, now: float) -> bool:
+    if link.state != "invited" or link.until <= now:
+        return False
     entered = history.entered_at(link.quota_id)
+    if entered is None:
+        is_given = not history.gets_nothing(wish.caps, now)  # to enter it is a start
+    else:
+        # A click that came before another one entered the link, in the same moment, gets the same link. What
+        # is still to come was entered by a host whose clock is ahead.
+        is_given = wish.began < entered <= now
     return (
-        link.state == "invited"
-        # A click that came before another one entered the link, in the same moment, gets the same link.
-        and (entered is None or entered > wish.began)
-        and link.until > wish.now
+        is_given
         and not history.has_ended(link.survey_id)
-        and (wish.quota_ids is None or link.quota_id in wish.quota_ids)
+        and not history.has_ended(link.invite.survey_id)
+        and (
+            wish.quota_ids is None
+            or link.quota_id in wish.quota_ids
+            or any(link.survey_id == offer.survey_id for offer in wish.offers)
+        )
     )
 
 
@@ -124,11 +146,15 @@ def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberH
     links = [Link(*row) for row in store.execute(query, (member,))]
     for link in links:
         history.add_link(link, now)
+    requested = {link.quota_id for link in links}
     for end in store.execute(_ENDS.format(columns="", condition="member = ?"), (member,)):
         history.add_end(*end)
-    entries = "SELECT survey, quota, entered FROM invites WHERE member = ? AND entered IS NOT NULL"
-    for start in store.execute(entries, (member,)):
-        history.add_start(*start)
+    query = "SELECT survey, quota, entered FROM invites WHERE member = ?"
+    for survey_id, quota_id, entered in store.execute(query, (member,)):
+        if entered is not None:
+            history.add_start(survey_id, quota_id, entered)
+        elif quota_id not in requested:
+            history.add_invite(survey_id)
     return links, history
 
 
@@ -148,17 +174,10 @@ def settle(
         values = (each.state, each.until, now, each.code, invite, member, offer.quota_id, owner)
         store.execute(_SETTLE, values)
         if each.invite is not None:
-            _into_ledger(store, member, member_code, each.invite, now)
+            key = member_key(each.invite.survey_id, each.invite.wave_id, member_code)
+            row = (key, member, each.invite.survey_id, each.invite.wave_id, offer.quota_id, now)
+            store.execute(_INTO_LEDGER, (*row, member, offer.quota_id))
     return _read(store, member, now)[1]
-
-
-def _into_ledger(store: SqlStore, member: str, member_code: str, invite: Invite, now: float) -> None:
-    key = member_key(invite.survey_id, invite.wave_id, member_code)
-    store.execute(
-        "INSERT INTO invites (key, member, survey, wave, quota, invited) VALUES (?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT (key) DO NOTHING",
-        (key, member, invite.survey_id, invite.wave_id, invite.quota_id, now),
-    )
 
 
 def enter(store: SqlStore, member_code: str, quota_id: int, now: float) -> MemberHistory:
@@ -204,6 +223,11 @@ class Changes:
             if is_first:
                 entries = "SELECT member, survey, quota, entered FROM invites WHERE entered > ?"
                 rows += [(member, "start", tuple(start)) for member, *start in run(entries, (since,))]
+                invites = (
+                    "SELECT member, survey FROM invites AS i WHERE invited > ? AND entered IS NULL AND NOT EXISTS"
+                    " (SELECT 1 FROM links AS l WHERE l.member = i.member AND l.quota = i.quota)"
+                )
+                rows += [(member, "invite", (survey,)) for member, survey in run(invites, (since,))]
         self._read_at = now
         return rows
 
@@ -218,5 +242,7 @@ def apply(rows: Iterable[Row], histories: dict[str, MemberHistory], now: float) 
             history.add_link(Link(*values), now)
         elif what == "end":
             history.add_end(*values)
-        else:
+        elif what == "start":
             history.add_start(*values)
+        else:
+            history.add_invite(*values)

@@ -53,6 +53,8 @@ _LOG: Final = logging.getLogger("sampling_async.routing")
 _CHOICE: Final = 20  # offers among which the store may choose
 _STORING_SECONDS: Final = 0.02  # kept of a click's time for the store
 _LEASE_SECONDS: Final = 1.0  # after the end of a click for which others wait for it
+_LONGEST_LEASE: Final = 60.0  # if the process dies, the member waits no longer
+_WATCH_SECONDS: Final = 1.0  # for which a click waits for what may be leased by another clock
 _LATE_SECONDS: Final = 10.0  # for which the response of a click that has ended is still waited for
 _BUSY_SECONDS: Final = 0.03  # between two looks whether another process has asked
 _FOLLOW_SECONDS: Final = 1.0  # between two looks at what other processes have stored
@@ -72,13 +74,15 @@ class _Click:
     member: Member
     quota_ids: Sequence[int] | None
     began: float  # in seconds since 1970
-    ends_at: float  # by the event loop's clock
+    ends_at: float  # by the event loop's clock, as the next
+    watches_until: float
     asked: int = 0
     unclear: int = 0
     is_asking: bool = False  # a request is on its way
     is_refused: bool = False  # no quota is left, or all were refused
     is_busy: bool = False  # another process is asking for the member
     invite: Invite | None = None
+    quota_id: int = 0  # for which it was requested; the service may have chosen another one
     is_repeat: bool = False
     takes_links: bool = True
     is_over: bool = False
@@ -103,6 +107,7 @@ class _RouteStep:
 
     click: _Click
     offers: Sequence[Offer]
+    owner: str = field(factory=partial(token_hex, 8))
     over: anyio.Event = field(factory=anyio.Event)
     goes_on: bool = False  # whether the click needs another one
     failure: Exception | None = None
@@ -170,7 +175,6 @@ class SurveyRouter(BackgroundService):
         self._clock = clock
         self._book = OfferBook(live, opened.copy(), seconds=seconds, caps=self._caps, clock=clock)
         self._committer = Committer(opened)
-        self._owner = token_hex(8)
         self._tempo = Tempo()
         self._busy: dict[str, anyio.Event] = {}  # the members with a click
         self._steps = 0  # that run
@@ -276,13 +280,14 @@ class SurveyRouter(BackgroundService):
         require_instance(member, Member, "member", "a Member, with its code and its answers")
         member_code_of(member.member_code)
         chosen = None if quota_ids is None else [whole_id(each, "each of quota_ids") for each in quota_ids]
-        began = anyio.current_time()
-        click = _Click(member, chosen, self._clock(), began + number_above_0(within, "within", "seconds"))
+        seconds, began = number_above_0(within, "within", "seconds"), anyio.current_time()
+        watches_until = began + min(_WATCH_SECONDS, seconds / 2)
+        click = _Click(member, chosen, self._clock(), began + seconds, watches_until)
         self._must_be_inside()
         if self._is_closing or self._finished:
             raise RuntimeError("the survey router is closed")
         try:
-            with anyio.move_on_after(within):
+            with anyio.move_on_after(seconds):
                 await self._follow(click)
         finally:
             click.is_over = True
@@ -295,7 +300,7 @@ class SurveyRouter(BackgroundService):
             is_repeat=click.is_repeat,
             asked=click.asked,
             seconds=anyio.current_time() - began,
-            enter=None if invite is None else partial(self.entered, member.member_code, invite.quota_id),
+            enter=None if invite is None else partial(self.entered, member.member_code, click.quota_id),
         )
 
     async def entered(self, member_code: str, quota_id: int) -> None:
@@ -305,7 +310,7 @@ class SurveyRouter(BackgroundService):
             StoreError: It could not be stored.
         """
         operation = partial(enter, member_code=member_code, quota_id=quota_id, now=self._clock())
-        self._book.learn(member_code, await self._committer.run(operation))
+        self._book.learn(member_code, await self._committer.run(operation, key=member_code))
 
     async def _follow(self, click: _Click) -> None:
         """Do what a click needs, while it waits."""
@@ -357,20 +362,20 @@ class SurveyRouter(BackgroundService):
             self._idle.notify()
 
     async def _turn(self, step: _RouteStep) -> None:
-        click, now = step.click, self._clock()
+        click = step.click
         wish = Wish(
-            owner=self._owner,
+            owner=step.owner,
             member_code=click.member.member_code,
             offers=step.offers,
             most=self._tempo.most(click.left),
             quota_ids=None if click.quota_ids is None else frozenset(click.quota_ids),
             takes_links=click.takes_links,
             caps=self._caps,
+            watches=anyio.current_time() < click.watches_until,
             began=click.began,
-            now=now,
-            until=now + max(0.0, click.left) + _LEASE_SECONDS,
+            seconds=min(max(0.0, click.left), _LONGEST_LEASE) + _LEASE_SECONDS,
         )
-        turn = await self._committer.run(partial(begin, wish=wish))
+        turn = await self._committer.run(partial(begin, wish=wish, clock=self._clock), key=wish.member_code)
         self._book.learn(wish.member_code, turn.history)
         click.is_busy = turn.is_busy
         if turn.is_busy:
@@ -388,16 +393,16 @@ class SurveyRouter(BackgroundService):
         for link in links:
             # Without an inventory nobody knows better.
             if self._live.age is None or self._live.is_open(link.quota_id):
-                self._give(step.click, link.invite)
+                self._give(step.click, link.quota_id, link.invite)
                 step.click.is_repeat = step.click.invite is not None
                 return
         step.click.takes_links, step.goes_on = False, True
 
-    def _give(self, click: _Click, invite: Invite) -> None:
+    def _give(self, click: _Click, quota_id: int, invite: Invite) -> None:
         """Give a click its invite; if it has ended, the next one finds it in the store."""
         if not click.is_over:
-            click.invite = invite
-            self._spare.pop((click.member.member_code, invite.quota_id), None)
+            click.invite, click.quota_id = invite, quota_id
+            self._spare.pop((click.member.member_code, quota_id), None)
 
     async def _ask(self, step: _RouteStep, asked: Sequence[Offer]) -> None:
         click, code, began = step.click, step.click.member.member_code, anyio.current_time()
@@ -418,12 +423,12 @@ class SurveyRouter(BackgroundService):
         for each in answered:
             if each.invite is not None:
                 self._counts["invited"] += 1
-                self._spare[code, each.invite.quota_id] = None
+                self._spare[code, each.offer.quota_id] = None
             else:
                 self._close(each)
         while len(self._spare) > _MOST_SPARE:
             del self._spare[next(iter(self._spare))]
-        await self._store(code, settled)
+        await self._store(step, settled)
         self._conclude(step, settled)
 
     def _settlement(self, offer: Offer, outcome: InviteOutcome | None) -> Settlement:
@@ -452,29 +457,30 @@ class SurveyRouter(BackgroundService):
         """Take into a click what its request has brought."""
         click = step.click
         click.unclear += any(each.state == "unclear" for each in settled)
-        invited = [each.invite for each in settled if each.invite is not None]
-        if invited:
-            self._give(click, invited[0])
-        elif all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
+        for each in settled:
+            if each.invite is not None:
+                self._give(click, each.offer.quota_id, each.invite)
+                return
+        if all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
             click.is_refused = step.goes_on = True
 
-    async def _store(self, member_code: str, settled: Sequence[Settlement]) -> None:
+    async def _store(self, step: _RouteStep, settled: Sequence[Settlement]) -> None:
         """Store what became of what was asked for. If that fails, it is tried again while the click goes on."""
-        now = self._clock()
-        operation = partial(settle, owner=self._owner, member_code=member_code, settled=settled, now=now)
+        member_code, now = step.click.member.member_code, self._clock()
+        operation = partial(settle, owner=step.owner, member_code=member_code, settled=settled, now=now)
         try:
-            self._book.learn(member_code, await self._committer.run(operation))
+            self._book.learn(member_code, await self._committer.run(operation, key=member_code))
         except StoreError as exc:
             self._book.failed(exc)
             assert self._tasks is not None
-            self._tasks.start_soon(self._store_later, operation)
+            self._tasks.start_soon(self._store_later, member_code, operation)
 
-    async def _store_later(self, operation: Callable[[Any], object]) -> None:
+    async def _store_later(self, member_code: str, operation: Callable[[Any], object]) -> None:
         reason = ""
         for pause in _SETTLING:
             await anyio.sleep(pause)
             try:
-                await self._committer.run(operation)
+                await self._committer.run(operation, key=member_code)
             except StoreError as exc:
                 reason = str(exc)
             else:

@@ -1,0 +1,233 @@
+"""The click when things go wrong: never two requests for a pair, and nothing that a member cannot use."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import anyio
+import httpx
+import pytest
+from contextlib import contextmanager
+
+import anyio
+import httpx
+import pytest
+from attrs import evolve
+from doubles import until
+from matching_kit import GENDER, MALE, quota, row, sub_quota
+from notifications_kit import SECRET
+from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
+
+from sampling_async import InviteOutcome
+from sampling_async.matching import Member
+from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
+from sampling_async.routing import Caps, RouteStatus, SurveyRouter
+from sampling_async.routing._links import settle
+from sampling_async.routing._tempo import Tempo
+
+ROUTED, NONE_OPEN, UNAVAILABLE, UNCLEAR = RouteStatus
+
+
+def two_of_a_survey():
+    """Return a panel whose second survey has the quotas 2 and 5."""
+    panel = Panel(1, 2)
+    first, second = panel.inventory.surveys
+    more = quota([sub_quota(row(GENDER, MALE))], quota_id=5, remaining=50)
+    panel.inventory = evolve(panel.inventory, surveys=(first, evolve(second, quotas=(*second.quotas, more))))
+    return panel
+
+
+# --- One survey with several quotas
+
+
+@pytest.mark.parametrize("fate", ["unclear", "entered"])
+async def test_an_old_link_opens_no_survey_that_is_unclear_or_was_entered(new_address, fate):
+    panel, store, clock = two_of_a_survey(), new_address(), Clock()
+    async with router_of(panel, store, clock=clock, lifetime=60) as router:
+        assert (await click(router, quota_ids=[5])).status is ROUTED
+        clock.now += 61
+        if fate == "unclear":
+            panel.answers[2] = httpx.ReadError("cut")
+        route = await click(router, quota_ids=[2])
+        await route.entered()
+        panel.answers.clear()
+        for _ in range(2):
+            assert (await click(router, quota_ids=[2, 5])).status is NONE_OPEN
+    assert panel.asked == [("m-1", 5), ("m-1", 2)]
+
+
+async def test_one_quota_of_a_survey_is_requested_at_once(monkeypatch):
+    panel = two_of_a_survey()
+    monkeypatch.setattr(Tempo, "most", lambda *_: 3)
+    async with router_of(panel) as router:
+        await click(router, quota_ids=[2, 5, 1])
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_a_click_on_another_quota_of_a_survey_gets_the_link_that_waits():
+    panel = two_of_a_survey()
+    async with router_of(panel) as router:
+        first = await click(router, quota_ids=[2])
+        second = await click(router, quota_ids=[5])
+        assert (second.url, second.is_repeat) == (first.url, True)
+        assert (await click(router, quota_ids=[1])).invite.quota_id == 1
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_a_quota_that_opens_again_in_the_middle_of_a_click_is_not_requested_again(monkeypatch):
+    panel = Panel(1, 2)
+    async with live_of(panel) as (client, live), SurveyRouter(client, live, store=None) as router:
+        assert (await click(router)).invite.quota_id == 2
+        with monkeypatch.context() as patch:
+            patch.setattr(live, "is_open", lambda _: False)  # at the look at it, but not a moment later
+            assert (await click(router)).invite.quota_id == 1
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+# --- Others who invite, and caps
+
+
+async def test_a_survey_to_which_a_campaign_has_invited_the_member_is_left_out(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    async with router_of(panel, store, clock=clock) as router:
+        invite = (await click(router, Member("m-2", MEMBER.profile))).invite
+        outcome = InviteOutcome(member_code="m-1", quota_id=2, status="invited", invite=invite)
+        await OutcomeLedger(store, clock=clock).invited([outcome])
+        assert (await click(router)).invite.quota_id == 1
+    async with router_of(panel, store, clock=clock) as router:
+        assert ids(router.offers(MEMBER)) == [1]
+        # Those of routers are no others.
+        assert ids(router.offers(Member("m-2", MEMBER.profile))) == [2, 1]
+    assert panel.asked == [("m-2", 2), ("m-1", 1)]
+
+
+async def test_a_link_that_waits_is_not_given_beyond_a_cap():
+    panel = Panel(1, 2, 3)
+    async with router_of(panel, caps=Caps(starts=1)) as router:
+        first, other = await click(router), await click(router, quota_ids=[2])
+        await first.entered()
+        assert (await click(router)).status is NONE_OPEN
+        assert (await click(router, quota_ids=[2])).status is NONE_OPEN
+    assert other.status is ROUTED
+
+
+# --- What the service answers
+
+
+async def test_an_invite_of_another_survey_is_that_of_the_quota_that_was_requested(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    panel.instead = {"SurveyID": 777, "QuotaID": 7}
+    async with (
+        router_of(panel, store, clock=clock) as router,
+        Inbox(store, secrets=SECRET, clock=clock) as inbox,
+    ):
+        first = await click(router)
+        assert (await click(router)).url == first.url
+        await ended(inbox, "terminate", 7, SurveyId=777, Reason="SCREENED_OUT")
+        panel.instead = {"SurveyID": 888, "QuotaID": 8}
+        second = await click(router)
+        assert (second.is_repeat, second.invite.survey_id) == (False, 888)
+        await second.entered()
+        assert (await click(router)).status is NONE_OPEN
+        assert router.status.unused == 0
+        rows = {row.survey_id: row for row in await OutcomeLedger(store).rows()}
+    assert rows[888].entered_at is not None
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_a_link_that_is_entered_before_it_can_be_stored_is_so_in_the_ledger(new_address, monkeypatch):
+    panel, store = Panel(1), new_address()
+    fails = [True]
+
+    def settle_now_and_then(*args, **options):
+        if fails[0]:
+            raise StoreError("the disk is full")
+        return settle(*args, **options)
+
+    monkeypatch.setattr("sampling_async.routing._router._SETTLING", (0.01,) * 1000)
+    monkeypatch.setattr("sampling_async.routing._router.settle", settle_now_and_then)
+    async with router_of(panel, store) as router:
+        route = await click(router)
+        await route.entered()
+        fails.clear()
+        fails.append(False)
+        ledger, rows = OutcomeLedger(store), []
+        with anyio.fail_after(30):
+            while not rows:
+                rows = await ledger.rows()
+                await anyio.sleep(0.01)
+    assert rows[0].entered_at is not None
+
+
+# --- Clocks that differ, and transactions
+
+
+async def test_a_link_that_was_entered_by_a_clock_that_is_ahead_is_not_given_again(new_address):
+    panel, store, clock, ahead = Panel(1, 2), new_address(), Clock(), Clock()
+    ahead.now += 30
+    async with (
+        router_of(panel, store, clock=clock) as one,
+        router_of(panel, store, clock=ahead) as other,
+    ):
+        await (await click(other)).entered()
+        clock.now += 10
+        assert (await click(one)).invite.quota_id == 1
+
+
+@pytest.mark.parametrize("step", [-30, 30])
+async def test_clicks_on_hosts_whose_clocks_differ_make_one_request(new_address, monkeypatch, step):
+    monkeypatch.setattr("sampling_async.routing._router._WATCH_SECONDS", LONG)
+    panel, store, clock, other_clock = Panel(1, 2), new_address(), Clock(), Clock()
+    other_clock.now += step
+    panel.answers[2] = anyio.Event()
+    async with (
+        router_of(panel, store, clock=clock) as one,
+        router_of(panel, store, clock=other_clock) as other,
+        anyio.create_task_group() as tasks,
+    ):
+        urls = []
+
+        async def go(router, within):
+            urls.append((await click(router, within=within)).url)
+
+        tasks.start_soon(go, one, 10)
+        await panel.began.wait()
+        tasks.start_soon(go, other, LONG)
+        await anyio.sleep(0.1)  # it looks now and then
+        panel.answers[2].set()
+    assert len(set(urls)) == 1
+    assert panel.asked == [("m-1", 2)]
+
+
+async def test_a_click_of_any_length_holds_its_member_for_a_minute_at_most(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    panel.answers[2] = anyio.Event()
+    async with router_of(panel, store, clock=clock) as one:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(click, one, MEMBER, 1e9)
+            await panel.began.wait()
+            tasks.cancel_scope.cancel()
+        clock.now += 62
+        async with router_of(panel, store, clock=clock) as other:
+            assert (await click(other, within=5)).invite.quota_id == 1
+
+
+async def test_a_transaction_whose_end_was_lost_is_not_taken_for_another_click(new_address, monkeypatch):
+    panel, lost = Panel(1, 2), []
+    async with router_of(panel, new_address()) as router:
+        store = router._committer._store
+        transaction = store.transaction
+
+        @contextmanager
+        def committed_and_lost():
+            with transaction():
+                yield
+            if not lost:
+                lost.append(1)
+                raise StoreError("the connection was lost")
+
+        monkeypatch.setattr(store, "transaction", committed_and_lost)
+        route = await click(router, within=2.0)
+        assert lost
+        assert (route.status, route.invite.quota_id) == (ROUTED, 2)
+    assert panel.asked == [("m-1", 2)]
