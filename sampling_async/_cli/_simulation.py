@@ -167,18 +167,25 @@ def simulate(
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
     with listening(host, port) as listener:
         free_port: int = listener.getsockname()[1]
-    for file in files:
-        write_panel(simulator.members.values(), file)
+    for number, panel in enumerate(simulator.panels, 1):
+        for file in files:
+            write_panel(panel.members.values(), _file_of(file, number))
     if profiles is not None:
         _write_profiles(simulator, f"http://{_in_url(host)}:{free_port}", profiles)
     if as_json:
         show.emit_json(_service_json(simulator, host, free_port))
     else:
+        files = tuple(_file_of(file, number) for number in range(1, panels + 1) for file in files)
         _show_service(simulator, f"http://{_in_url(host)}:{free_port}", files, profiles)
     simulator.notification_urls = urls
     sending = simulator.notifications.sending_to(urls) if urls is not None else nullcontext()
     with suppress(KeyboardInterrupt), sending:  # the usual end
         simulator.run(port=free_port, host=host)
+
+
+def _file_of(file: Path, number: int) -> Path:
+    """Return the file for the members of a panel: `panel.parquet`, then `panel-p2.parquet` and so on."""
+    return file if number == 1 else file.with_name(f"{file.stem}-p{number}{file.suffix}")
 
 
 def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:

@@ -373,7 +373,8 @@ class SqlStore(Store):
                 ") AS each GROUP BY kind) AS of_kind"
             ).fetchall()
         return [
-            Backlog(kind=Kind(kind) if kind else None, pending=pending, dead=dead, oldest_at=at)
+            # PostgreSQL's sum of whole numbers is a Decimal.
+            Backlog(kind=Kind(kind) if kind else None, pending=int(pending), dead=int(dead), oldest_at=at)
             for kind, pending, dead, at in rows
         ]
 
