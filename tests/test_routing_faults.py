@@ -18,7 +18,7 @@ from matching_kit import GENDER, MALE, quota, row, sub_quota
 from notifications_kit import SECRET
 from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
 
-from sampling_async import InviteOutcome
+from sampling_async import InviteOutcome, ResultCode, RetryPolicy
 from sampling_async.matching import Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
@@ -231,3 +231,56 @@ async def test_a_transaction_whose_end_was_lost_is_not_taken_for_another_click(n
         assert lost
         assert (route.status, route.invite.quota_id) == (ROUTED, 2)
     assert panel.asked == [("m-1", 2)]
+
+
+# --- The panel, the client, and the end of the router
+
+
+async def test_a_panel_that_is_refused_is_told_at_once_and_no_reason_to_leave_pairs_out_for_a_day():
+    panel, clock = Panel(1, 2, 3), Clock()
+    panel.answers = {3: ResultCode.QUOTA_FULL, 2: ResultCode.PANEL_NOT_ES_ENABLED}
+    async with router_of(panel, clock=clock) as router:
+        route = await click(router)
+        assert (route.status, route.asked) == (UNAVAILABLE, 2)
+        assert (await click(router, quota_ids=[2])).asked == 0
+        panel.answers.clear()
+        clock.now += 601
+        assert (await click(router, quota_ids=[2])).status is ROUTED
+
+
+async def test_a_client_that_repeats_what_may_have_worked_does_not_for_a_click():
+    panel = Panel(1, 2)
+    panel.answers[2] = httpx.ReadError("cut")
+    retry = RetryPolicy(max_attempts=3, retry_ambiguous=True)
+    async with (
+        live_of(panel, retry=retry) as (client, live),
+        SurveyRouter(client, live, store=None) as router,
+    ):
+        assert (await click(router)).invite.quota_id == 1
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_a_client_that_is_closed_sends_nothing_and_settles_it(new_address):
+    panel, store = Panel(1, 2), new_address()
+    async with live_of(panel) as (client, live), SurveyRouter(client, live, store=store) as router:
+        await client.aclose()
+        assert (await click(router)).status is UNAVAILABLE
+    async with router_of(panel, store) as router:
+        assert (await click(router)).invite.quota_id == 2
+    assert panel.asked == [("m-1", 2)]
+
+
+async def test_closing_ends_the_clicks_that_wait_and_says_whether_an_invite_was_requested(monkeypatch):
+    monkeypatch.setattr("sampling_async.routing._router._GRACE_SECONDS", 0.05)
+    panel, routes = Panel(1, 2), []
+    panel.answers[2] = anyio.Event()
+
+    async def go(router, number):
+        routes.append(await click(router, Member(f"m-{number}", MEMBER.profile)))
+
+    async with anyio.create_task_group() as tasks, router_of(panel) as router:
+        for number in range(8):
+            tasks.start_soon(go, router, number % 4)
+        await until(lambda: len(panel.asked) == 4)
+    assert sorted(route.status for route in routes) == [UNAVAILABLE] * 4 + [UNCLEAR] * 4
+    assert sum(route.asked for route in routes) == 4

@@ -14,7 +14,7 @@ from sampling_async._protocol.lessons import LESSONS, Lesson, rule_for
 
 _DAY: Final = 86_400.0
 _TECHNICAL_SECONDS: Final = 600.0
-"""How long a pair is left out after a fault of the service; other refusals count for a day."""
+"""How long a pair is left out after a fault of the service or panel; other refusals count for a day."""
 
 CLOCK_STEP: Final = 60.0
 """Seconds by which the clocks of two hosts may differ, or a clock may be set back, without harm."""
@@ -69,7 +69,8 @@ def lesson_of(code: int | None) -> Lesson:
 
 def refused_until(code: int | None, now: float) -> float:
     """Return until when a pair with this refusal is left out."""
-    return now + (_TECHNICAL_SECONDS if lesson_of(code) is Lesson.LATER else _DAY)
+    is_fault = lesson_of(code) in {Lesson.LATER, Lesson.STOP}
+    return now + (_TECHNICAL_SECONDS if is_fault else _DAY)
 
 
 class MemberHistory:
