@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-
-import anyio
-import httpx
-import pytest
-from contextlib import contextmanager
+from functools import partial
 
 import anyio
 import httpx
@@ -21,8 +17,9 @@ from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, 
 from sampling_async import InviteOutcome, ResultCode, RetryPolicy
 from sampling_async.matching import Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
+from sampling_async.notifications._stores import sql_store_of
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
-from sampling_async.routing._links import settle
+from sampling_async.routing._links import Changes, Wish, begin, settle
 from sampling_async.routing._tempo import Tempo
 
 ROUTED, NONE_OPEN, UNAVAILABLE, UNCLEAR = RouteStatus
@@ -284,3 +281,59 @@ async def test_closing_ends_the_clicks_that_wait_and_says_whether_an_invite_was_
         await until(lambda: len(panel.asked) == 4)
     assert sorted(route.status for route in routes) == [UNAVAILABLE] * 4 + [UNCLEAR] * 4
     assert sum(route.asked for route in routes) == 4
+
+
+# --- What is known of all members
+
+
+async def test_once_a_day_what_is_older_than_the_router_remembers_goes(new_address, monkeypatch):
+    monkeypatch.setattr("sampling_async.routing._router._FOLLOW_SECONDS", 0.01)
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    async with router_of(panel, store, clock=clock, remembers=1) as router:
+        await (await click(router)).entered()
+        clock.now += 43_200  # another day, but remembered
+        await until(lambda: router._book._read_on == clock.now // 86_400)
+        assert ids(router.offers(MEMBER)) == [1]
+        clock.now += 86_400
+        await until(lambda: not router._book._histories)
+        # The store knows all the same.
+        assert (await click(router)).invite.quota_id == 1
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_what_was_read_a_moment_ago_is_not_applied_again(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    async with router_of(panel, store, clock=clock) as router:
+        changes = Changes(sql_store_of(store), 86_400)
+        assert changes.all(clock.now) == {}
+        await click(router)
+        ((member, what, values),) = changes.added(clock.now)
+        assert (member, what, values[:4]) == ('"m-1"', "link", (2, 200, 1, "invited"))
+        assert "https" not in repr(values)
+        clock.now += 1
+        assert changes.added(clock.now) == []
+        await router.entered("m-1", 2)
+        assert len(changes.added(clock.now)) == 1
+
+
+async def test_offers_leave_out_what_a_dead_process_was_asking_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("sampling_async.routing._router._FOLLOW_SECONDS", 0.01)
+    panel, store, clock = Panel(1, 2), tmp_path / "s.db", Clock()
+    async with router_of(panel, store, clock=clock) as router:
+        wish = Wish(
+            owner="dead",
+            member_code="m-1",
+            offers=router.offers(MEMBER, most=1),
+            most=1,
+            quota_ids=None,
+            takes_links=True,
+            caps=Caps(),
+            watches=True,
+            began=clock.now,
+            seconds=3.0,
+        )
+        await router._committer.run(partial(begin, wish=wish, clock=clock))
+        await until(lambda: router._book._changes._read_at > 0)
+        assert ids(router.offers(MEMBER)) == [2, 1]
+        clock.now += 4
+        await until(lambda: ids(router.offers(MEMBER)) == [1])

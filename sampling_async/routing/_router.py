@@ -33,7 +33,7 @@ from sampling_async.matching import LiveIndex, Member
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._stores import sql_store_of
-from sampling_async.routing._history import Caps, lesson_of, refused_until
+from sampling_async.routing._history import DAY, Caps, lesson_of, refused_until
 from sampling_async.routing._links import Settlement, Wish, begin, enter, settle
 from sampling_async.routing._offers import OfferBook
 from sampling_async.routing._route import Offer, Route, RouterStatus, RouteStatus
@@ -63,7 +63,6 @@ _SETTLING: Final = (0.5, 2.0, 8.0)  # pauses before a result is stored again
 _GRACE_SECONDS: Final = 0.5  # for responses, when the router is closed: what comes later is unclear
 _MOST_UNCLEAR: Final = 2  # requests of one click without a usable response
 _MOST_SPARE: Final = 100_000
-_DAY: Final = 86_400.0
 
 
 @define
@@ -136,7 +135,8 @@ class SurveyRouter(BackgroundService):
             a file that goes with the router, for tests.
         lifetime: Seconds after which a link that was not entered is not given again.
         caps: How much a member may do on a day.
-        remembers: Days of links and ends that `offers` knows; `route` knows all.
+        remembers: Days of links and ends that `offers` knows; `route` knows all. It costs memory: about 1 KB for
+            each member who did something in these days.
         clock: The clock, in seconds since 1970.
 
     Raises:
@@ -162,7 +162,7 @@ class SurveyRouter(BackgroundService):
         require_instance(caps, Caps | None, "caps", "a Caps, such as Caps(starts=10)")
         require_functions(clock=clock)
         self._lifetime = number_above_0(lifetime, "lifetime", "seconds")
-        seconds = number_above_0(remembers, "remembers", "days") * _DAY
+        seconds = number_above_0(remembers, "remembers", "days") * DAY
         if store is None:
             folder = mkdtemp(prefix="sampling-links-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
