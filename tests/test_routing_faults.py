@@ -8,6 +8,7 @@ from functools import partial
 import anyio
 import httpx
 import pytest
+from anyio.lowlevel import checkpoint
 from attrs import evolve
 from doubles import until
 from matching_kit import GENDER, MALE, quota, row, sub_quota
@@ -337,3 +338,31 @@ async def test_offers_leave_out_what_a_dead_process_was_asking_for(tmp_path, mon
         assert ids(router.offers(MEMBER)) == [2, 1]
         clock.now += 4
         await until(lambda: ids(router.offers(MEMBER)) == [1])
+
+
+# --- Cancelled at any moment
+
+
+async def test_a_click_that_is_cancelled_in_any_turn_of_the_loop_costs_no_second_request(tmp_path):
+    panel, turns, is_over = Panel(1, 2, 3), 0, False
+    panel.answers = {3: ResultCode.QUOTA_FULL}
+    async with router_of(panel, tmp_path / "s.db") as router:
+        while not is_over:
+            member, routes = Member(f"m-{turns}", MEMBER.profile), []
+
+            async def go(member=member, routes=routes):
+                routes.append(await click(router, member))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(go)
+                for _ in range(turns):
+                    await checkpoint()
+                tasks.cancel_scope.cancel()
+            first = await click(router, member)
+            await first.entered()
+            second = await click(router, member)
+            assert (first.status, first.invite.quota_id) == (ROUTED, 2)
+            assert (second.status, second.invite.quota_id) == (ROUTED, 1)
+            turns, is_over = turns + 1, bool(routes)
+    assert turns > 5
+    assert len(panel.asked) == len(set(panel.asked))
