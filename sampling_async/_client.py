@@ -681,6 +681,11 @@ class SamplingClient:
         async with self._stream(self._inviter(), source, options, len(request.quota_ids)) as stream:
             return await stream.result(request, began)
 
+    def for_clicks(self) -> Self:
+        """Return a client for `ask_at_once`: it does not wait in an outage, and sends nothing twice."""
+        once = evolve(self._retry_policy, retry_ambiguous=False) if self._retry_policy.retry_ambiguous else None
+        return self.with_options(outage=OutagePolicy(patience=0), retry=once)
+
     async def ask_at_once(
         self, member_code: str, quota_ids: Iterable[int], *, within: float, late: float
     ) -> tuple[InviteOutcome, ...]:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
 import anyio
 import httpx
 import pytest
-from contextlib import contextmanager
-
-import anyio
-import httpx
-import pytest
+from anyio.lowlevel import checkpoint
 from attrs import evolve
 from doubles import until
 from matching_kit import GENDER, MALE, quota, row, sub_quota
 from notifications_kit import SECRET
 from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
 
-from sampling_async import InviteOutcome
+from sampling_async import InviteOutcome, ResultCode, RetryPolicy
 from sampling_async.matching import Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
+from sampling_async.notifications._stores import sql_store_of
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
-from sampling_async.routing._links import settle
+from sampling_async.routing._links import Changes, Wish, begin, settle
 from sampling_async.routing._tempo import Tempo
 
 ROUTED, NONE_OPEN, UNAVAILABLE, UNCLEAR = RouteStatus
@@ -231,3 +229,140 @@ async def test_a_transaction_whose_end_was_lost_is_not_taken_for_another_click(n
         assert lost
         assert (route.status, route.invite.quota_id) == (ROUTED, 2)
     assert panel.asked == [("m-1", 2)]
+
+
+# --- The panel, the client, and the end of the router
+
+
+async def test_a_panel_that_is_refused_is_told_at_once_and_no_reason_to_leave_pairs_out_for_a_day():
+    panel, clock = Panel(1, 2, 3), Clock()
+    panel.answers = {3: ResultCode.QUOTA_FULL, 2: ResultCode.PANEL_NOT_ES_ENABLED}
+    async with router_of(panel, clock=clock) as router:
+        route = await click(router)
+        assert (route.status, route.asked) == (UNAVAILABLE, 2)
+        assert (await click(router, quota_ids=[2])).asked == 0
+        panel.answers.clear()
+        clock.now += 601
+        assert (await click(router, quota_ids=[2])).status is ROUTED
+
+
+async def test_a_client_that_repeats_what_may_have_worked_does_not_for_a_click():
+    panel = Panel(1, 2)
+    panel.answers[2] = httpx.ReadError("cut")
+    retry = RetryPolicy(max_attempts=3, retry_ambiguous=True)
+    async with (
+        live_of(panel, retry=retry) as (client, live),
+        SurveyRouter(client, live, store=None) as router,
+    ):
+        assert (await click(router)).invite.quota_id == 1
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_a_client_that_is_closed_sends_nothing_and_settles_it(new_address):
+    panel, store = Panel(1, 2), new_address()
+    async with live_of(panel) as (client, live), SurveyRouter(client, live, store=store) as router:
+        await client.aclose()
+        assert (await click(router)).status is UNAVAILABLE
+    async with router_of(panel, store) as router:
+        assert (await click(router)).invite.quota_id == 2
+    assert panel.asked == [("m-1", 2)]
+
+
+async def test_closing_ends_the_clicks_that_wait_and_says_whether_an_invite_was_requested(monkeypatch):
+    monkeypatch.setattr("sampling_async.routing._router._GRACE_SECONDS", 0.05)
+    panel, routes = Panel(1, 2), []
+    panel.answers[2] = anyio.Event()
+
+    async def go(router, number):
+        routes.append(await click(router, Member(f"m-{number}", MEMBER.profile)))
+
+    async with anyio.create_task_group() as tasks, router_of(panel) as router:
+        for number in range(8):
+            tasks.start_soon(go, router, number % 4)
+        await until(lambda: len(panel.asked) == 4)
+    assert sorted(route.status for route in routes) == [UNAVAILABLE] * 4 + [UNCLEAR] * 4
+    assert sum(route.asked for route in routes) == 4
+
+
+# --- What is known of all members
+
+
+async def test_once_a_day_what_is_older_than_the_router_remembers_goes(new_address, monkeypatch):
+    monkeypatch.setattr("sampling_async.routing._router._FOLLOW_SECONDS", 0.01)
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    async with router_of(panel, store, clock=clock, remembers=1) as router:
+        await (await click(router)).entered()
+        clock.now += 43_200  # another day, but remembered
+        await until(lambda: router._book._read_on == clock.now // 86_400)
+        assert ids(router.offers(MEMBER)) == [1]
+        clock.now += 86_400
+        await until(lambda: not router._book._histories)
+        # The store knows all the same.
+        assert (await click(router)).invite.quota_id == 1
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_what_was_read_a_moment_ago_is_not_applied_again(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    async with router_of(panel, store, clock=clock) as router:
+        changes = Changes(sql_store_of(store), 86_400)
+        assert changes.all(clock.now) == {}
+        await click(router)
+        ((member, what, values),) = changes.added(clock.now)
+        assert (member, what, values[:4]) == ('"m-1"', "link", (2, 200, 1, "invited"))
+        assert "https" not in repr(values)
+        clock.now += 1
+        assert changes.added(clock.now) == []
+        await router.entered("m-1", 2)
+        assert len(changes.added(clock.now)) == 1
+
+
+async def test_offers_leave_out_what_a_dead_process_was_asking_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("sampling_async.routing._router._FOLLOW_SECONDS", 0.01)
+    panel, store, clock = Panel(1, 2), tmp_path / "s.db", Clock()
+    async with router_of(panel, store, clock=clock) as router:
+        wish = Wish(
+            owner="dead",
+            member_code="m-1",
+            offers=router.offers(MEMBER, most=1),
+            most=1,
+            quota_ids=None,
+            takes_links=True,
+            caps=Caps(),
+            watches=True,
+            began=clock.now,
+            seconds=3.0,
+        )
+        await router._committer.run(partial(begin, wish=wish, clock=clock))
+        await until(lambda: router._book._changes._read_at > 0)
+        assert ids(router.offers(MEMBER)) == [2, 1]
+        clock.now += 4
+        await until(lambda: ids(router.offers(MEMBER)) == [1])
+
+
+# --- Cancelled at any moment
+
+
+async def test_a_click_that_is_cancelled_in_any_turn_of_the_loop_costs_no_second_request(tmp_path):
+    panel, turns, is_over = Panel(1, 2, 3), 0, False
+    panel.answers = {3: ResultCode.QUOTA_FULL}
+    async with router_of(panel, tmp_path / "s.db") as router:
+        while not is_over:
+            member, routes = Member(f"m-{turns}", MEMBER.profile), []
+
+            async def go(member=member, routes=routes):
+                routes.append(await click(router, member))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(go)
+                for _ in range(turns):
+                    await checkpoint()
+                tasks.cancel_scope.cancel()
+            first = await click(router, member)
+            await first.entered()
+            second = await click(router, member)
+            assert (first.status, first.invite.quota_id) == (ROUTED, 2)
+            assert (second.status, second.invite.quota_id) == (ROUTED, 1)
+            turns, is_over = turns + 1, bool(routes)
+    assert turns > 5
+    assert len(panel.asked) == len(set(panel.asked))

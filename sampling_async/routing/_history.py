@@ -12,9 +12,9 @@ from sampling_async._contract.checks import whole_from_1
 from sampling_async._contract.records import hidden
 from sampling_async._protocol.lessons import LESSONS, Lesson, rule_for
 
-_DAY: Final = 86_400.0
+DAY: Final = 86_400.0  # in seconds, as the next
 _TECHNICAL_SECONDS: Final = 600.0
-"""How long a pair is left out after a fault of the service; other refusals count for a day."""
+"""How long a pair is left out after a fault of the service or panel; other refusals count for a day."""
 
 CLOCK_STEP: Final = 60.0
 """Seconds by which the clocks of two hosts may differ, or a clock may be set back, without harm."""
@@ -69,7 +69,8 @@ def lesson_of(code: int | None) -> Lesson:
 
 def refused_until(code: int | None, now: float) -> float:
     """Return until when a pair with this refusal is left out."""
-    return now + (_TECHNICAL_SECONDS if lesson_of(code) is Lesson.LATER else _DAY)
+    is_fault = lesson_of(code) in {Lesson.LATER, Lesson.STOP}
+    return now + (_TECHNICAL_SECONDS if is_fault else DAY)
 
 
 class MemberHistory:
@@ -83,7 +84,7 @@ class MemberHistory:
         self._unclear: dict[int, int] = {}  # the surveys of quotas
         self._without = -inf  # until when the member gets nothing
         self._started: dict[int, float] = {}  # when quotas were entered
-        self._ended: set[int] = set()  # surveys
+        self._ended: frozenset[int] = frozenset()  # surveys
         self._completed: dict[tuple[int, int], float] = {}  # when surveys and waves were completed
 
     def add_link(self, link: Link, now: float) -> None:
@@ -116,10 +117,9 @@ class MemberHistory:
     def add_end(
         self, kind: str, survey_id: int, wave_id: int, original_survey_id: int | None, at: float
     ) -> None:
-        for each in (survey_id, original_survey_id):
-            if each is not None:
-                self._surveys[each] = inf
-                self._ended.add(each)
+        surveys = {survey_id} if original_survey_id is None else {survey_id, original_survey_id}
+        self._surveys |= dict.fromkeys(surveys, inf)
+        self._ended |= surveys
         if kind == "completion":
             self._completed[survey_id, wave_id] = at
 
@@ -138,7 +138,7 @@ class MemberHistory:
 
     def gets_nothing(self, caps: Caps, now: float) -> bool:
         """Return whether the member was refused as such, or has reached a cap of the day."""
-        midnight = now // _DAY * _DAY
+        midnight = now // DAY * DAY
         return (
             self._without > now
             or sum(at >= midnight for at in self._started.values()) >= caps.starts

@@ -19,7 +19,7 @@ from sampling_async.routing._history import CLOCK_STEP, Caps, Link, MemberHistor
 from sampling_async.routing._route import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from sampling_async.notifications._sql import SqlStore
 
@@ -38,8 +38,8 @@ _SETTLE: Final = (
     "UPDATE links SET state = ?, until = ?, changed = ?, code = ?, invite = ?, owner = NULL"
     " WHERE member = ? AND quota = ? AND owner = ?"
 )
-# The invite may be of another survey and quota than requested. It may have been entered already, if it could not
-# be stored at once.
+# The invite may be of another survey and quota than requested. It may have been entered already, if it could
+# not be stored at once.
 _INTO_LEDGER: Final = (
     "INSERT INTO invites (key, member, survey, wave, quota, invited, entered) VALUES (?, ?, ?, ?, ?, ?,"
     " (SELECT entered FROM links WHERE member = ? AND quota = ?)) ON CONFLICT (key) DO NOTHING"
@@ -122,14 +122,12 @@ def _waits(link: Link, history: MemberHistory, wish: Wish, now: float) -> bool:
     if link.state != "invited" or link.until <= now:
         return False
     entered = history.entered_at(link.quota_id)
-    if entered is None:
-        is_given = not history.gets_nothing(wish.caps, now)  # to enter it is a start
-    else:
-        # A click that came before another one entered the link, in the same moment, gets the same link. What
-        # is still to come was entered by a host whose clock is ahead.
-        is_given = wish.began < entered <= now
+    # A click that came before another one entered the link, in the same moment, gets the same link. What is
+    # still to come was entered by a host whose clock is ahead.
+    is_of_this_moment = entered is not None and wish.began < entered <= now
+    is_unused = entered is None and not history.gets_nothing(wish.caps, now)  # to enter it is a start
     return (
-        is_given
+        (is_unused or is_of_this_moment)
         and not history.has_ended(link.survey_id)
         and not history.has_ended(link.invite.survey_id)
         and (
@@ -195,41 +193,58 @@ Row: TypeAlias = "tuple[str, str, tuple[Any, ...]]"
 
 
 class Changes:
-    """Reads what the store knows of all members, and then what was added to it."""
+    """Reads what the store knows of all members, and then what was added to it. It is used by one task."""
 
     def __init__(self, store: SqlStore, seconds: float) -> None:
         self._store = store
-        self._seconds = seconds  # how far back the first reading goes
+        self._seconds = seconds  # how far back a whole reading goes
         self._last_fact = 0
-        self._read_at: float | None = None
+        self._read_at = 0.0
+        self._seen: set[Row] = set()  # links of the last minute
 
-    def read(self, now: float) -> list[Row]:
-        """Return what is new since the last reading. It may block.
+    def all(self, now: float) -> dict[str, MemberHistory]:
+        """Return the histories of all members. It may block."""
+        histories: dict[str, MemberHistory] = {}
+        since = now - self._seconds
+        with self._store.reading("cannot be read", is_long=True) as run:
+            apply(_links_since(run, since), histories, now)
+            apply(self._ends(run, 0, since), histories, now)
+            entries = "SELECT member, survey, quota, entered FROM invites WHERE entered > ?"
+            apply(((member, "start", tuple(row)) for member, *row in run(entries, (since,))), histories, now)
+            invites = (
+                "SELECT member, survey FROM invites AS i WHERE invited > ? AND entered IS NULL AND NOT EXISTS"
+                " (SELECT 1 FROM links AS l WHERE l.member = i.member AND l.quota = i.quota)"
+            )
+            apply(((member, "invite", (survey,)) for member, survey in run(invites, (since,))), histories, now)
+        self._read_at = now
+        return histories
+
+    def added(self, now: float) -> list[Row]:
+        """Return what was added since the last reading. It may block.
 
         The store may have been written to by a clock that differs, so the last minute is read again.
         """
-        is_first = self._read_at is None
-        since = now - self._seconds if self._read_at is None else self._read_at - CLOCK_STEP
-        rows: list[Row] = []
-        with self._store.reading("cannot be read", is_long=is_first) as run:
-            links = run(f"SELECT member, {_LINK} FROM links WHERE changed > ?", (since,))  # noqa: S608  columns
-            rows += [(member, "link", tuple(link)) for member, *link in links]
-            bounds = (self._last_fact, since if is_first else -inf)
-            for number, member, *end in run(
-                _ENDS.format(columns="id, member,", condition="id > ? AND at > ?"), bounds
-            ):
-                self._last_fact = max(self._last_fact, number)
-                rows.append((member, "end", tuple(end)))
-            if is_first:
-                entries = "SELECT member, survey, quota, entered FROM invites WHERE entered > ?"
-                rows += [(member, "start", tuple(start)) for member, *start in run(entries, (since,))]
-                invites = (
-                    "SELECT member, survey FROM invites AS i WHERE invited > ? AND entered IS NULL AND NOT EXISTS"
-                    " (SELECT 1 FROM links AS l WHERE l.member = i.member AND l.quota = i.quota)"
-                )
-                rows += [(member, "invite", (survey,)) for member, survey in run(invites, (since,))]
-        self._read_at = now
+        since = self._read_at - CLOCK_STEP
+        with self._store.reading("cannot be read") as run:
+            links = set(_links_since(run, since))
+            rows = list(links - self._seen)
+            rows += self._ends(run, self._last_fact, -inf)
+        # What is being asked for is looked at again: it becomes unclear when its lease ends.
+        self._read_at, self._seen = now, {row for row in links if "asking" not in row[2]}
         return rows
+
+    def _ends(self, run: Callable[..., Any], after: int, since: float) -> Iterator[Row]:
+        query = _ENDS.format(columns="id, member,", condition="id > ? AND at > ?")
+        for number, member, *end in run(query, (after, since)):
+            self._last_fact = max(self._last_fact, number)
+            yield member, "end", tuple(end)
+
+
+def _links_since(run: Callable[..., Any], since: float) -> Iterator[Row]:
+    # Without the invites: they are secret, and the greater part.
+    columns = _LINK.replace("invite,", "NULL,")
+    for member, *link in run(f"SELECT member, {columns} FROM links WHERE changed > ?", (since,)):  # noqa: S608
+        yield member, "link", tuple(link)
 
 
 def apply(rows: Iterable[Row], histories: dict[str, MemberHistory], now: float) -> None:

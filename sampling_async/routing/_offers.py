@@ -9,10 +9,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
+from anyio.lowlevel import checkpoint
+
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._entries import member_text
 from sampling_async.notifications._rates import Rates, read_rates
+from sampling_async.routing._history import DAY
 from sampling_async.routing._links import Changes, apply
 from sampling_async.routing._route import Offer
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("sampling_async.routing")
 _POSSIBLE: Final = 0.5  # the chance of a quota that a member may match, beside one that it certainly does
 _RATES_SECONDS: Final = 600.0  # after which the shares of completes are read again
+_SLICE: Final = 100  # rows between two turns of the event loop
 _UNDECIDED_SECONDS: Final = 3600.0  # for which an entered invite does not count for them
 
 
@@ -49,13 +53,17 @@ class OfferBook:
         self._seconds = seconds  # of links and ends that are known
         self._changes = Changes(store, seconds)
         self._histories: dict[str, MemberHistory] = {}
+        self._read_on: float | None = None  # the UTC day on which all histories were read
         self._rates = Rates()
         self._rates_at = -inf
         # The values of the quotas of each part of the index, as long as it lives.
         self._values: WeakKeyDictionary[CompiledPart, list[tuple[float, int]]] = WeakKeyDictionary()
 
     async def follow(self) -> None:
-        """Read what the store has got since the last time, from other processes too."""
+        """Read what the store has got since the last time, from other processes too.
+
+        Once a UTC day all is read anew: what is older than the router remembers goes.
+        """
         now = self._clock()
         if self._live.age is not None:
             # In a thread: a new inventory of 8,000 quotas takes some milliseconds.
@@ -63,7 +71,14 @@ class OfferBook:
                 if part not in self._values:
                     await in_thread(self._values_of, part)
         try:
-            apply(await in_thread(self._changes.read, now), self._histories, now)
+            if self._read_on != now // DAY:
+                self._histories = await in_thread(self._changes.all, now)
+                self._read_on = now // DAY
+            else:
+                rows = await in_thread(self._changes.added, now)
+                for begin in range(0, len(rows), _SLICE):
+                    apply(rows[begin : begin + _SLICE], self._histories, now)
+                    await checkpoint()
             if not self._rates_at <= now < self._rates_at + _RATES_SECONDS:
                 # What was entered a moment ago has had no time to end.
                 since, until = now - self._seconds, now - _UNDECIDED_SECONDS

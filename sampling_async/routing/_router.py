@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import anyio
 from attrs import define, field
 
-from sampling_async import OutagePolicy, SamplingClient
+from sampling_async import SamplingClient
 from sampling_async._contract.checks import (
     number_above_0,
     require_functions,
@@ -33,7 +33,7 @@ from sampling_async.matching import LiveIndex, Member
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._stores import sql_store_of
-from sampling_async.routing._history import Caps, lesson_of, refused_until
+from sampling_async.routing._history import DAY, Caps, lesson_of, refused_until
 from sampling_async.routing._links import Settlement, Wish, begin, enter, settle
 from sampling_async.routing._offers import OfferBook
 from sampling_async.routing._route import Offer, Route, RouterStatus, RouteStatus
@@ -63,8 +63,6 @@ _SETTLING: Final = (0.5, 2.0, 8.0)  # pauses before a result is stored again
 _GRACE_SECONDS: Final = 0.5  # for responses, when the router is closed: what comes later is unclear
 _MOST_UNCLEAR: Final = 2  # requests of one click without a usable response
 _MOST_SPARE: Final = 100_000
-_DAY: Final = 86_400.0
-_NO_OUTAGE: Final = OutagePolicy(patience=0)
 
 
 @define
@@ -137,7 +135,8 @@ class SurveyRouter(BackgroundService):
             a file that goes with the router, for tests.
         lifetime: Seconds after which a link that was not entered is not given again.
         caps: How much a member may do on a day.
-        remembers: Days of links and ends that `offers` knows; `route` knows all.
+        remembers: Days of links and ends that `offers` knows; `route` knows all. It costs memory: about 1 KB for
+            each member who did something in these days.
         clock: The clock, in seconds since 1970.
 
     Raises:
@@ -163,13 +162,13 @@ class SurveyRouter(BackgroundService):
         require_instance(caps, Caps | None, "caps", "a Caps, such as Caps(starts=10)")
         require_functions(clock=clock)
         self._lifetime = number_above_0(lifetime, "lifetime", "seconds")
-        seconds = number_above_0(remembers, "remembers", "days") * _DAY
+        seconds = number_above_0(remembers, "remembers", "days") * DAY
         if store is None:
             folder = mkdtemp(prefix="sampling-links-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             store = Path(folder) / "links.db"
         opened = sql_store_of(store)
-        self._client = client.with_options(outage=_NO_OUTAGE)
+        self._client = client.for_clicks()
         self._live = live
         self._caps = caps or Caps()
         self._clock = clock
@@ -327,7 +326,8 @@ class SurveyRouter(BackgroundService):
 
     async def _step(self, click: _Click) -> bool:
         """Ask for some quotas, wait for what comes of it, and return whether the click goes on."""
-        if click.left <= 0 or (click.asked and not self._tempo.has_time(click.left)):
+        is_too_late = click.left <= 0 or (click.asked and not self._tempo.has_time(click.left))
+        if is_too_late or self._is_closing:
             return False
         step = _RouteStep(click, self._choice(click))
         assert self._tasks is not None
@@ -356,7 +356,6 @@ class SurveyRouter(BackgroundService):
         except Exception as exc:  # noqa: BLE001  raised in the task of the click
             step.failure = exc
         finally:
-            step.click.is_asking = False
             step.over.set()
             self._steps -= 1
             self._idle.notify()
@@ -429,6 +428,7 @@ class SurveyRouter(BackgroundService):
         while len(self._spare) > _MOST_SPARE:
             del self._spare[next(iter(self._spare))]
         await self._store(step, settled)
+        click.is_asking = False  # not if this is cancelled before: then nobody knows
         self._conclude(step, settled)
 
     def _settlement(self, offer: Offer, outcome: InviteOutcome | None) -> Settlement:
@@ -461,7 +461,9 @@ class SurveyRouter(BackgroundService):
             if each.invite is not None:
                 self._give(click, each.offer.quota_id, each.invite)
                 return
-        if all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
+        if any(lesson_of(each.code) is Lesson.STOP for each in settled):
+            click.is_refused = False  # it is the panel that was refused: the service takes nobody of it
+        elif all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
             click.is_refused = step.goes_on = True
 
     async def _store(self, step: _RouteStep, settled: Sequence[Settlement]) -> None:
