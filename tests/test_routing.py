@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sqlite3
+import threading
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -483,6 +484,45 @@ async def test_a_link_that_cannot_be_stored_is_given_and_stored_later(new_addres
         with anyio.fail_after(30):
             while not await ledger.rows():  # noqa: ASYNC110  nobody tells
                 await anyio.sleep(0.01)
+
+
+async def test_a_member_who_has_a_link_does_not_wait_for_a_store_that_hangs(monkeypatch):
+    go_on = threading.Event()
+    async with router_of(Panel(1, 2)) as router:
+        route = await click(router)
+        store = router._committer._store
+        execute = store.execute
+
+        def hang(*given):
+            go_on.wait(30)
+            return execute(*given)
+
+        monkeypatch.setattr(store, "execute", hang)
+        with anyio.fail_after(15):
+            await route.entered()
+        assert ids(router.offers(MEMBER)) == [2, 1]  # it is not stored yet
+        go_on.set()
+        await until(lambda: ids(router.offers(MEMBER)) == [1])
+
+
+async def test_an_entry_that_cannot_be_stored_is_stored_later(monkeypatch):
+    async with router_of(Panel(1, 2)) as router:
+        route = await click(router)
+        store = router._committer._store
+        execute, fails = store.execute, [True]
+
+        def fail(*given):
+            if fails:
+                fails.clear()
+                raise StoreError("the disk is full")
+            return execute(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "execute", fail)
+            await route.entered()
+            assert router.status.reason == "the disk is full"
+            await until(lambda: not fails)
+        await until(lambda: ids(router.offers(MEMBER)) == [1])
 
 
 # --- Links

@@ -118,7 +118,7 @@ def simulate(
         ),
     ] = None,
     panels: Annotated[
-        int, option("N", "The number of panels, each with a Guid, a key and members.", min=1)
+        int, option("N", "The number of panels of one partner, each with a Guid and members.", min=1)
     ] = 1,
     profiles: Annotated[
         Path | None, option("FILE", "Write a file of profiles p1, p2 ..., one for each panel.")

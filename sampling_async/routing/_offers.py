@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from anyio.lowlevel import checkpoint
 
+from sampling_async._contract.logs import FailureLog
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._entries import member_text
@@ -39,13 +40,13 @@ class OfferBook:
     """What is open, what it is worth, and what is known of members.
 
     Attributes:
-        failure: Why the store could not be read the last time; empty if it could.
+        store: Why the store could not be read the last time, if it could not.
     """
 
     def __init__(
         self, live: LiveIndex, store: SqlStore, *, seconds: float, caps: Caps, clock: Callable[[], float]
     ) -> None:
-        self.failure = ""
+        self.store = FailureLog(_LOG, "the links of members cannot be read or stored")
         self._live = live
         self._caps = caps
         self._clock = clock
@@ -85,15 +86,9 @@ class OfferBook:
                 self._rates, self._rates_at = await in_thread(read_rates, self._store, since, until), now
                 self._values.clear()
         except StoreError as exc:
-            self.failed(exc)
+            self.store.failed(exc)
         else:
-            self.failure = ""
-
-    def failed(self, exc: StoreError) -> None:
-        """Record that the store failed. It is logged once, until it can be read again."""
-        if not self.failure:
-            _LOG.warning("the links of members cannot be read or stored: %s", exc)
-        self.failure = str(exc) or type(exc).__name__
+            self.store.over()
 
     def learn(self, member_code: str, history: MemberHistory) -> None:
         """Take over what the store knows of a member."""

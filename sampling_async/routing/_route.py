@@ -95,10 +95,9 @@ class Route:
     async def entered(self) -> None:
         """Record that the member was sent to the link. It is not given again then.
 
-        Without a link it does nothing.
-
-        Raises:
-            StoreError: It could not be stored.
+        It returns within half a second. If the store is away, this is stored later, three times within 11
+        seconds; if that fails too, an error is logged, and the link may be given again. Without a link it does
+        nothing.
         """
         if self._enter is not None:
             await self._enter()

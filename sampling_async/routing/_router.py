@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from sampling_async import Invite, InviteOutcome
     from sampling_async.notifications._stores import AnyStore
-    from sampling_async.routing._history import Link
+    from sampling_async.routing._history import Link, MemberHistory
 
 _LOG: Final = logging.getLogger("sampling_async.routing")
 _CHOICE: Final = 20  # offers among which the store may choose
@@ -61,6 +61,7 @@ _FOLLOW_SECONDS: Final = 1.0  # between two looks at what other processes have s
 _RETRY_SECONDS: Final = 5.0  # the same, if the store cannot be read
 _SETTLING: Final = (0.5, 2.0, 8.0)  # pauses before a result is stored again
 _GRACE_SECONDS: Final = 0.5  # for responses, when the router is closed: what comes later is unclear
+_ENTERING_SECONDS: Final = 0.5  # for which a member who has a link waits until that is stored
 _MOST_UNCLEAR: Final = 2  # requests of one click without a usable response
 _MOST_SPARE: Final = 100_000
 
@@ -135,7 +136,7 @@ class SurveyRouter(BackgroundService):
             a file that goes with the router, for tests.
         lifetime: Seconds after which a link that was not entered is not given again.
         caps: How much a member may do on a day.
-        remembers: Days of links and ends that `offers` knows; `route` knows all. It costs memory: about 1 KB for
+        remembers: Days of links and ends that `offers` knows; `route` knows all. It costs memory: some 1 KB for
             each member who did something in these days.
         clock: The clock, in seconds since 1970.
 
@@ -215,7 +216,7 @@ class SurveyRouter(BackgroundService):
         async with anyio.create_task_group() as self._tasks:
             self._progress.notify()
             while True:
-                await anyio.sleep(_RETRY_SECONDS if self._book.failure else _FOLLOW_SECONDS)
+                await anyio.sleep(_RETRY_SECONDS if self._book.store.reason else _FOLLOW_SECONDS)
                 await self._book.follow()
 
     # --- What members are shown
@@ -241,7 +242,7 @@ class SurveyRouter(BackgroundService):
     @property
     def status(self) -> RouterStatus:
         """What was routed so far, and whether clicks can be routed now."""
-        reason = self._book.failure
+        reason = self._book.store.reason
         if self._finished or self._is_closing or self._tasks is None:
             reason = "the router is closed"
         elif self._live.age is None:
@@ -306,10 +307,31 @@ class SurveyRouter(BackgroundService):
         """Record that a member was sent to the link of a quota; see `Route.entered`.
 
         Raises:
-            StoreError: It could not be stored.
+            RuntimeError: The router was not entered, or is closed.
         """
+        self._must_be_inside()
+        if self._is_closing or self._finished or self._tasks is None:
+            raise RuntimeError("the survey router is closed")
         operation = partial(enter, member_code=member_code, quota_id=quota_id, now=self._clock())
-        self._book.learn(member_code, await self._committer.run(operation, key=member_code))
+        stored = anyio.Event()
+        self._steps += 1
+        self._tasks.start_soon(self._enter, member_code, operation, stored)
+        with anyio.move_on_after(_ENTERING_SECONDS):
+            await stored.wait()
+
+    async def _enter(
+        self, member_code: str, operation: Callable[[Any], MemberHistory], stored: anyio.Event
+    ) -> None:
+        try:
+            self._book.learn(member_code, await self._committer.run(operation, key=member_code))
+        except StoreError as exc:
+            self._book.store.failed(exc)
+            stored.set()
+            await self._store_later(member_code, operation)
+        finally:
+            stored.set()
+            self._steps -= 1
+            self._idle.notify()
 
     async def _follow(self, click: _Click) -> None:
         """Do what a click needs, while it waits."""
@@ -352,7 +374,7 @@ class SurveyRouter(BackgroundService):
         try:
             await self._turn(step)
         except StoreError as exc:
-            self._book.failed(exc)
+            self._book.store.failed(exc)
         except Exception as exc:  # noqa: BLE001  raised in the task of the click
             step.failure = exc
         finally:
@@ -473,7 +495,7 @@ class SurveyRouter(BackgroundService):
         try:
             self._book.learn(member_code, await self._committer.run(operation, key=member_code))
         except StoreError as exc:
-            self._book.failed(exc)
+            self._book.store.failed(exc)
             assert self._tasks is not None
             self._tasks.start_soon(self._store_later, member_code, operation)
 
@@ -487,4 +509,4 @@ class SurveyRouter(BackgroundService):
                 reason = str(exc)
             else:
                 return
-        _LOG.error("what became of a request is not stored, and counts as unclear: %s", reason)
+        _LOG.error("it is not stored what became of a request, or that a link was entered: %s", reason)
