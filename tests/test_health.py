@@ -409,3 +409,12 @@ async def test_facts_of_a_kind_are_counted_apart(collected, inbox):
     assert found["facts.pending"]["terminate"] == 3
     assert found["facts.pending"]["completion"] == 0
     assert isinstance(await health.report(), HealthReport)
+
+
+async def test_a_report_is_json_while_facts_wait(new_address):
+    inbox = Inbox(new_address(), secrets=SECRET)
+    async with inbox:
+        for kind, fields in (("completion", COMPLETION), ("terminate", b"?")):
+            assert (await post(inbox, kind, fields)).status == 200
+        shown = json.loads(json.dumps(asdict(await Health(inbox=inbox).report(within=30)), allow_nan=False))
+    assert (shown["is_ready"], shown["inbox"]["pending"]) == (True, 2)
