@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sampling_async.notifications._store import Store
 
 T = TypeVar("T")
-Operation: TypeAlias = "Callable[[Store], T] | Hit"
+Operation: TypeAlias = "Callable[[Any], T] | Hit"  # of the store, which is one of SQL for some
 
 GROUP: Final = 64
 """The most operations in one transaction."""
