@@ -334,7 +334,8 @@ async def test_offers_leave_out_what_a_dead_process_was_asking_for(tmp_path, mon
             seconds=3.0,
         )
         await router._committer.run(partial(begin, wish=wish, clock=clock))
-        await until(lambda: router._book._changes._read_at > 0)
+        clock.now += 1
+        await until(lambda: router._book._changes._read_at == clock.now)
         assert ids(router.offers(MEMBER)) == [2, 1]
         clock.now += 4
         await until(lambda: ids(router.offers(MEMBER)) == [1])

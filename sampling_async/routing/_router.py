@@ -136,8 +136,8 @@ class SurveyRouter(BackgroundService):
             a file that goes with the router, for tests.
         lifetime: Seconds after which a link that was not entered is not given again.
         caps: How much a member may do on a day.
-        remembers: Days of links and ends that `offers` knows; `route` knows all. It costs memory: some 1 KB for
-            each member who did something in these days.
+        remembers: Days of links and ends that `offers` knows; `route` knows all. It takes about 1 KB of memory
+            for each member who did something in these days.
         clock: The clock, in seconds since 1970.
 
     Raises:
