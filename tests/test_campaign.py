@@ -710,6 +710,40 @@ async def test_a_code_that_concerns_the_panel_stops_the_campaign(sim, tmp_path):
         holds(sim, await campaign.summary())
 
 
+@pytest.mark.parametrize("fault", [Fault.status(400, result_code=3), Fault.refusal(3)])
+async def test_what_is_in_flight_when_the_panel_is_refused_is_requested_by_the_next_run(sim, tmp_path, fault):
+    async with sim.client(max_concurrency=4) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        plan = await campaign.plan()
+        async with campaign.run() as run:
+            async for outcome in run:
+                if outcome.invite is not None:
+                    sim.faults.add(fault.on("bulk_invite"))
+        stopped = await campaign.summary()
+        assert (stopped.state, stopped.pairs.not_sent) == ("stopped", 0)
+        refused = [code.pairs for code in stopped.codes if code.result_code == 3]
+        assert len(refused) == 1
+        assert stopped.pairs.pending > refused[0] > 0
+        sim.faults.clear()
+        async with campaign.run() as again:
+            async for _ in again:
+                pass
+            assert again.members == plan.matched
+        summary = await campaign.summary()
+    assert (summary.state, summary.pairs.not_sent, summary.pairs.pending) == ("finished", 0, 0)
+    assert all(code.result_code != 3 for code in summary.codes)
+    holds(sim, summary)
+
+
+async def test_a_top_up_plans_again_what_was_refused_with_the_panel(sim, tmp_path):
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        plan = await campaign.plan()
+        sim.faults.add(Fault.status(400, result_code=3).on("bulk_invite"))
+        await all_of(campaign.run())
+        assert (await campaign.top_up()).pairs == plan.pairs
+
+
 async def test_a_refused_key_stops_the_campaign_and_everything_stays_pending(sim, tmp_path):
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path)

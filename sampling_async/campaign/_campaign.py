@@ -153,8 +153,8 @@ class Campaign:
 
         The inventory and the panel are read again. No member gets a quota of a survey that was requested for it
         before, unless all those requests were refused for a reason that may have passed: the quota or the
-        survey took nobody, the member could get nothing, or there was a technical error. A refusal because the
-        profile does not match, or the survey was taken, remains. Invites that may still end in a complete take
+        survey took nobody, the member could get nothing, the panel was refused, or there was a technical error.
+        A refusal because the profile does not match, or the survey was taken, remains. Invites that may still end in a complete take
         up room of their quotas, and count against what their members may get. What was pending ends as skipped.
 
         Args:

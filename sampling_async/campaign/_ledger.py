@@ -265,7 +265,7 @@ class CampaignLedger(LedgerFile):
             if is_due:
                 member.due[quota] = tries
                 if answer is not None:
-                    member.refused[quota] = answer
+                    member.refused[quota], member.was_asked = answer, True
             else:
                 member.was_asked = True
         return [*members.values()]
