@@ -33,7 +33,7 @@ from sampling_async import (
 from sampling_async._journal import lock as _lock
 from sampling_async._journal.database import transaction
 from sampling_async._pacing.threads import CancelFlag
-from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits, _files, _report
+from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits, _files, _report, erase_from_ledger
 from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
@@ -708,6 +708,65 @@ async def test_a_code_that_concerns_the_panel_stops_the_campaign(sim, tmp_path):
         sim.faults.clear()
         await all_of(campaign.run())
         holds(sim, await campaign.summary())
+
+
+async def test_the_invites_of_a_ledger_are_those_that_were_made_but_of_erased_members(sim, tmp_path):
+    async with sim.client(max_concurrency=2) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        seen = []
+        async with campaign.run() as run:
+            async for outcome in run:
+                seen.append(outcome)
+                if len(seen) > 40:
+                    break
+        # What was made, and not seen before the run was left, is there too.
+        there = [outcome async for outcome in campaign.invites()]
+        pairs = Counter((each.member_code, each.quota_id) for each in there)
+        assert pairs == Counter(sim.ledger.by_pair())
+        made = {(each.member_code, each.quota_id): each.invite for each in there}
+        assert all(made[each.member_code, each.quota_id] == each.invite for each in seen if each.invite)
+        assert all(each.replayed and each.status == "invited" for each in there)
+        assert erase_from_ledger(tmp_path / "run.ledger", there[0].member_code)
+        left = [outcome async for outcome in Campaign(None, ledger=tmp_path / "run.ledger").invites()]
+    assert left == [each for each in there if each.member_code != there[0].member_code]
+
+
+@pytest.mark.parametrize("fault", [Fault.status(400, result_code=3), Fault.refusal(3)])
+async def test_what_is_in_flight_when_the_panel_is_refused_is_requested_by_the_next_run(sim, tmp_path, fault):
+    async with sim.client(max_concurrency=4) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        plan = await campaign.plan()
+        async with campaign.run() as run:
+            async for outcome in run:
+                if outcome.invite is not None:
+                    sim.faults.add(fault.on("bulk_invite"))
+        stopped = await campaign.summary()
+        assert (stopped.state, stopped.pairs.not_sent) == ("stopped", 0)
+        refused = [code.pairs for code in stopped.codes if code.result_code == 3]
+        assert len(refused) == 1
+        assert stopped.pairs.pending > refused[0] > 0
+        sim.faults.clear()
+        async with campaign.run() as again:
+            async for _ in again:
+                pass
+            assert again.members == plan.matched
+        summary = await campaign.summary()
+    assert (summary.state, summary.pairs.not_sent, summary.pairs.pending) == ("finished", 0, 0)
+    assert all(code.result_code != 3 for code in summary.codes)
+    holds(sim, summary)
+
+
+async def test_a_top_up_plans_again_what_was_refused_with_the_panel(sim, tmp_path):
+    async with sim.client(max_concurrency=1) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        sim.faults.add(Fault.status(400, result_code=3).on("bulk_invite"))
+        await all_of(campaign.run())
+        await campaign.top_up()
+    query = "SELECT member, quota FROM pairs WHERE plan = ?"
+    first, second = (set(rows(tmp_path / "run.ledger", query, plan)) for plan in (1, 2))
+    assert first == second
 
 
 async def test_a_refused_key_stops_the_campaign_and_everything_stays_pending(sim, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import closing
 from decimal import Decimal
 
@@ -14,7 +15,7 @@ from cli_kit import run
 from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post
 
 from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
-from sampling_async.notifications import Inbox, OutcomeLedger, State, erase_member
+from sampling_async.notifications import Inbox, Kind, OutcomeLedger, Settled, State, erase_member
 from sampling_async.notifications._stores import store_of
 
 CODE = "member-to-erase"
@@ -84,14 +85,91 @@ def test_the_code_is_nowhere_and_the_sums_stay(address):
     assert erase_member(address, CODE).facts == 0
 
 
-async def test_what_comes_later_has_the_same_key(address):
-    keys = {fact.key for fact in store_of(address).facts()}
+END = {**COMPLETION, "QuotaID": 1100}
+NO_WAVE = {name: value for name, value in END.items() if name != "WaveId"}
+TAKEN_BACK = {**MEMBER, "ReconciliationID": "r1", "ReconciliationDateTime": "2026-11-28T03:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (END, END),
+        (END, {**END, "Revenue": 400}),
+        (END, {**END, "Revenue": 400}, {**END, "Revenue": 400}, END),
+        (END, NO_WAVE, {**NO_WAVE, "Revenue": 400}),
+        (NO_WAVE, NO_WAVE, END, {**END, "Revenue": 400}),
+        (END, {**END, "WaveId": 78}, {**END, "WaveId": 78}, {**END, "WaveId": 78, "Revenue": 400}),
+        (END, {**NO_WAVE, "QuotaID": 2200}, {**END, "QuotaID": 2200, "WaveId": 78}),
+        (END, TERMINATE, TAKEN_BACK, TAKEN_BACK),
+        (TERMINATE, TERMINATE, END, {**END, "Revenue": 400}),
+    ],
+)
+async def test_what_comes_later_is_joined_as_without_erasing(new_address, steps):
+    """Erased after each of the steps, and twice: the facts are the same, so nothing is paid twice."""
+
+    async def facts_after(erasings):
+        inbox = Inbox(address := new_address(), secrets=SECRET)
+        async with inbox:
+            for number, step in enumerate(steps):
+                kind = "terminate" if "Reason" in step else "completion"
+                assert (await post(inbox, kind, of(step, CODE))).status == 200
+                if number in erasings:
+                    await anyio.to_thread.run_sync(erase_member, address, CODE)
+            found = await facts_of(inbox)
+        revenue = sum(quota.revenue for quota in OutcomeLedger(address).read_funnel())
+        told = [(f.kind, f.key, f.corrects, f.receipts, f.validity) for f in found if f.receipts]
+        return told, revenue, address
+
+    expected, revenue, _ = await facts_after(())
+    for number in range(len(steps)):
+        for erasings in ((number,), (number, len(steps) - 1)):
+            found, same, address = await facts_after(erasings)
+            assert (found, same) == (expected, revenue)
+            if len(erasings) > 1:
+                assert CODE not in everything_in(address)
+
+
+async def test_what_joins_erased_facts_is_stored_without_the_code(address):
     erase_member(address, CODE)
-    inbox = Inbox(address, secrets=SECRET)
-    async with inbox:
-        assert (await post(inbox, "completion", of(COMPLETION, CODE))).status == 200
-    *_, again = await facts_of(inbox)
-    assert (again.notification.member_code, again.key in keys) == (CODE, True)
+    async with Inbox(address, secrets=SECRET) as inbox:
+        for more in ({}, {"Revenue": 400}):
+            assert (await post(inbox, "completion", of(COMPLETION, CODE, **more))).status == 200
+        *_, corrected = await facts_of(inbox)
+    assert (corrected.corrects, corrected.notification.revenue) == (1, Decimal(4))
+    assert CODE not in everything_in(address)
+
+
+async def test_a_member_who_comes_back_is_stored_with_the_code(address):
+    """The end of another survey is new, and so is one that came between two erasings."""
+    erase_member(address, CODE)
+    ledger = OutcomeLedger(address)
+    money = {"partner_amount": 1.5, "member_amount": 0.0}
+    invite = Invite(survey_id=2401, wave_id=77, quota_id=1100, url="https://x", loi=5, ir=50, **money)
+    again = InviteOutcome(member_code=CODE, quota_id=1100, status="invited", invite=invite)
+    assert await ledger.invited([again]) == 1
+    async with Inbox(address, secrets=SECRET) as inbox:
+        assert (await post(inbox, "completion", of(COMPLETION, CODE, SurveyId=7))).status == 200
+        *_, back = await facts_of(inbox)
+    assert (back.notification.member_code, back.corrects) == (CODE, None)
+    erased = await anyio.to_thread.run_sync(erase_member, address, CODE)
+    assert (erased.facts, erased.invites) == (1, 1)
+    assert CODE not in everything_in(address)
+    assert sum(quota.invited for quota in ledger.read_funnel()) == 2
+
+
+async def test_the_correction_of_a_terminate_names_nobody(new_address):
+    async with Inbox(address := new_address(), secrets=SECRET) as inbox:
+        await post(inbox, "terminate", of(TERMINATE, CODE))
+        store = store_of(address)
+        store.open()
+        with store.transaction():
+            (fact,) = store.claim("me", [Kind.TERMINATE], time.time() + 9, time.time() + 99, 1)
+            store.settle("me", Settled(fact_id=fact.id, state=State.HANDLED))
+        store.close()
+        await post(inbox, "completion", of(COMPLETION, CODE))
+        assert [fact.corrects for fact in await facts_of(inbox)] == [None, None, 1]
+        await anyio.to_thread.run_sync(erase_member, address, CODE)
+    assert CODE not in everything_in(address)
 
 
 async def test_what_was_not_understood_is_named_and_left(address):

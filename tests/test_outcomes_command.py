@@ -10,6 +10,7 @@ import sys
 import anyio
 import pyarrow.parquet as pq
 import pytest
+from campaign_kit import all_of, campaign_of
 from cli_kit import on_terminal, point_at, quota_ids, run
 from notifications_kit import SECRET
 
@@ -65,6 +66,25 @@ def test_the_funnel_agrees_with_the_simulator(day, store, file):
     assert sum(row["Revenue"] for row in rows) > 0
     again = run("outcomes", "--store", store, "--invites", folder / file)
     assert re.match(r"New invites from .*: 0\n", again.stderr)
+
+
+def test_the_invites_of_a_campaign_come_from_its_ledger(tmp_path):
+    sim = Simulator(7, surveys=30, members=60)
+
+    async def night():
+        async with sim.client() as client:
+            campaign = campaign_of(sim, client, tmp_path)
+            await campaign.plan()
+            outcomes = await all_of(campaign.run())
+        # Some were recorded in the loop, before a kill.
+        await OutcomeLedger(tmp_path / "n.db").invited(outcomes[:20])
+        return sum(outcome.invite is not None for outcome in outcomes[:20])
+
+    recorded = anyio.run(night)
+    for count in (len(sim.ledger.invites) - recorded, 0):
+        done = run("outcomes", "--store", tmp_path / "n.db", "--invites", tmp_path / "run.ledger")
+        assert (done.exit_code, f": {count:,}\n" in done.stderr) == (0, True), done.stderr
+        assert sum(json.loads(line)["Invited"] for line in done.stdout.splitlines()) == len(sim.ledger.invites)
 
 
 def test_completes_without_an_invite_are_an_exit_code(store):

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from sampling_async.notifications import OutcomeRow, QuotaFunnel
 
 _AT_ONCE: Final = 5_000
+# Where a file of SQLite says whose it is.
+_HEADER: Final = 100
+_APPLICATION: Final = slice(68, 72)
 _ROW: Final = (
     "member_code survey_id wave_id quota_id ending revenue reason invited_at entered_at ended_at fact_id "
     "is_auto_routed"
@@ -58,7 +61,9 @@ def outcomes(
     invites: Annotated[
         list[Path] | None,
         option(
-            "FILE", "Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, or a journal."
+            "FILE",
+            "Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, a journal, or the"
+            " ledger of a campaign.",
         ),
     ] = None,
     rows: Annotated[bool, flag("Each invite with its end, instead of quotas.", "--rows")] = False,
@@ -120,8 +125,9 @@ def _record(ledger: OutcomeLedger, file: Path) -> int:
 
 async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
     with file.open("rb") as lines:
-        if lines.read(15) == b"SQLite format 3":
-            async for outcome in Journal(file).outcomes():
+        start = lines.read(_HEADER)
+        if start.startswith(b"SQLite format 3"):
+            async for outcome in _outcomes_in_database(file, start[_APPLICATION]):
                 yield outcome
             return
         lines.seek(0)
@@ -139,8 +145,18 @@ async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
                 )
             except (ValueError, KeyError, TypeError, DecodeError):
                 raise InvalidRequestError(
-                    f"{file}, line {number}: no outcome as `fan-out` or `bulk-invite` writes it"
+                    f"{file}, line {number}: no outcome as `fan-out` or `bulk-invite` writes it; of a campaign,"
+                    " give its ledger"
                 ) from None
+
+
+def _outcomes_in_database(file: Path, application: bytes) -> AsyncIterator[InviteOutcome]:
+    if application != b"SANC":
+        return Journal(file).outcomes()
+    # Needs the extra `panel`.
+    from sampling_async.campaign import Campaign  # noqa: PLC0415
+
+    return Campaign(None, ledger=file).invites()
 
 
 def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:

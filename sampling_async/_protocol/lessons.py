@@ -28,7 +28,8 @@ class Lesson(StrEnum):
         MEMBER: The member gets nothing more in this campaign, or this day.
         MEMBER_SURVEY: The member gets nothing more of this survey.
         LATER: The same pair is requested again later, up to three times in all.
-        STOP: No pair can succeed, for example because the panel is not known. The campaign stops.
+        STOP: No pair can succeed, for example because the panel is not known. The campaign stops, and the
+            pairs that were refused so stay pending for its next run.
     """
 
     PAIR = "pair"

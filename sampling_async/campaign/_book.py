@@ -205,6 +205,14 @@ class Book:
         # Without a code nothing was refused: it could not be sent, which passes by itself.
         passes = outcome.result_code is None or rule.lesson is Lesson.LATER
         tries = member.tries.get(outcome.quota_id, 0) + 1
+        if rule.lesson is Lesson.STOP:
+            # It says nothing about the pair, which the next run requests again.
+            code, again = outcome.result_code, (member.turn, tries - 1, 0.0)
+            notes.ends.append(
+                PairEnd("pending", code, _reason_of(outcome), *again, member.id, outcome.quota_id)
+            )
+            self.stop = self.stop or f"the service answered {_name_of(outcome)} ({code}): no pair can succeed"
+            return
         if passes and tries < MOST_TRIES:
             state, code, due = "pending", outcome.result_code, now + self._retry_seconds
             turn = member.turn + 1
@@ -226,12 +234,10 @@ class Book:
     def _apply(self, rule: Rule, member: DueMember, outcome: InviteOutcome, notes: Notes) -> None:
         """Apply to other pairs what a refusal says about them."""
         code = outcome.result_code or 0
-        name = outcome.result or ResultCode.name_of(code) or f"result code {code}"
+        name = _name_of(outcome)
         if rule.lesson is Lesson.MEMBER:
             member.closed = name
             notes.closed_members.append((name, member.id))
-        elif rule.lesson is Lesson.STOP:
-            self.stop = self.stop or f"the service answered {name} ({code}): no pair can succeed"
         elif rule.lesson in {Lesson.QUOTA, Lesson.SURVEY}:
             place = self._places[outcome.quota_id]
             last, count = place.refused
@@ -245,6 +251,11 @@ class Book:
             if self._places[quota_id].closed is None:
                 self._places[quota_id].closed = reason
                 notes.closed_quotas.append((reason, quota_id))
+
+
+def _name_of(outcome: InviteOutcome) -> str:
+    code = outcome.result_code or 0
+    return outcome.result or ResultCode.name_of(code) or f"result code {code}"
 
 
 def _reason_of(outcome: InviteOutcome) -> str | None:

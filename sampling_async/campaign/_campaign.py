@@ -24,9 +24,9 @@ from sampling_async.matching import Allocate, LiveIndex, QuotaIndex
 from sampling_async.matching._index import require_kinds_and_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-    from sampling_async import Quotas, Survey
+    from sampling_async import InviteOutcome, Quotas, Survey
     from sampling_async._protocol.lessons import Lesson, Rule
     from sampling_async.campaign._files import InviteFormat
     from sampling_async.campaign._planning import Cost, Panel
@@ -153,9 +153,10 @@ class Campaign:
 
         The inventory and the panel are read again. No member gets a quota of a survey that was requested for it
         before, unless all those requests were refused for a reason that may have passed: the quota or the
-        survey took nobody, the member could get nothing, or there was a technical error. A refusal because the
-        profile does not match, or the survey was taken, remains. Invites that may still end in a complete take
-        up room of their quotas, and count against what their members may get. What was pending ends as skipped.
+        survey took nobody, the member could get nothing, the panel was refused, or there was a technical error.
+        A refusal because the profile does not match, or the survey was taken, remains. Invites that may still
+        end in a complete take up room of their quotas, and count against what their members may get. What was
+        pending ends as skipped.
 
         Args:
             open_seconds: How long an invite counts as one that may still end in a complete.
@@ -277,6 +278,22 @@ class Campaign:
             LedgerError: The ledger cannot be read, or has no plan.
         """
         return await self._reading(lambda ledger: summary_of(ledger, self._rules))
+
+    async def invites(self) -> AsyncIterator[InviteOutcome]:
+        """Yield the invites of all runs so far, in the order in which they were made, as outcomes.
+
+            await outcomes.invited([outcome async for outcome in campaign.invites()])
+
+        Those that a run had written, and that nobody saw before a kill, are among them. Those of members who
+        were erased are not. It works while a run is active, and reads some thousand at a time.
+
+        Raises:
+            LedgerError: While iterating: the ledger cannot be read.
+        """
+        last = 0
+        while some := await self._reading(partial(CampaignLedger.invites, after=last)):
+            for last, outcome in some:  # noqa: B007  the last one is used
+                yield outcome
 
     async def write(
         self,

@@ -12,7 +12,9 @@ from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from sampling_async import Invite, InviteOutcome
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.records import ResultCode
 from sampling_async._protocol.requests import member_code_of
 from sampling_async.campaign._ledger_file import DueMember, LedgerError, LedgerFile, PlannedQuota
 from sampling_async.campaign._limits import Limits
@@ -40,6 +42,12 @@ WHERE m.id IN (
 _END: Final = """
 UPDATE pairs SET state = ?, code = ?, reason = ?, turn = ?, tries = ?, due = ?
 WHERE member = ? AND quota = ? AND plan = ?
+"""
+
+_INVITES: Final = """
+SELECT i.rowid, m.code, i.quota, i.survey, i.wave, i.partner_amount, i.url, i.loi, i.ir, i.member_amount
+FROM invites AS i JOIN members AS m ON m.id = i.member
+WHERE i.rowid > ? AND NOT (i.url = '' AND m.code LIKE 'erased-%') ORDER BY i.rowid LIMIT 5000
 """
 
 IN_FLIGHT: Final = """
@@ -265,7 +273,7 @@ class CampaignLedger(LedgerFile):
             if is_due:
                 member.due[quota] = tries
                 if answer is not None:
-                    member.refused[quota] = answer
+                    member.refused[quota], member.was_asked = answer, True
             else:
                 member.was_asked = True
         return [*members.values()]
@@ -294,6 +302,25 @@ class CampaignLedger(LedgerFile):
         many("INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?)", [(id_, *w) for id_, w in notes.waits.items()])
 
     # --- What others read
+
+    def invites(self, *, after: int) -> list[tuple[int, InviteOutcome]]:
+        """Return the next invites, some thousand, each with its number; not those of erased members."""
+        return [
+            (
+                number,
+                InviteOutcome(
+                    code,
+                    quota,
+                    "invited",
+                    Invite(survey, wave, quota, partner_amount or 0.0, url, loi or 0, ir or 0, member_amount),
+                    ResultCode.SUCCESS,
+                    replayed=True,
+                ),
+            )
+            for number, code, quota, survey, wave, partner_amount, url, loi, ir, member_amount in self._rows(
+                _INVITES, (after,)
+            )
+        ]
 
     def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._rows(query, values)

@@ -40,7 +40,7 @@ Panel: TypeAlias = "str | os.PathLike[str] | Callable[[], Any] | Any"
 """A file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data frame, or a function that
 opens an Arrow stream anew each time it is called."""
 
-_PASSING: Final = frozenset({Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER})
+_PASSING: Final = frozenset({Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER, Lesson.STOP})
 _NAMED: Final = 5
 _REQUEST: Final = 100
 

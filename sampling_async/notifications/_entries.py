@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -60,6 +61,63 @@ def in_its_wave(run: Callable[..., Any], entry: Entry) -> Entry:
         placed = evolve(end, wave_id=wave)
         return evolve(entry, key=key, identity=identity, fact_key=fact_key(identity), end=placed)
     return entry
+
+
+def about_stand_in(run: Callable[..., Any], entry: Entry) -> Entry:
+    """Return a new entry about an erased member in its wave; without the code, if it joins what was erased.
+
+    It joins facts of the same survey and wave. What comes about other surveys keeps the code, and so does what
+    repeats or corrects a fact that came with the code after the erasing.
+    """
+    end = entry.end
+    assert end is not None
+    nobody = stand_in(end.member_code)
+    key, survey = member_key(end.survey_id, end.wave_id, nobody), end.survey_id
+    values: tuple[object, ...]
+    if end.wave_id:
+        query, values = "key IN (?, ?)", (key, member_key(survey, 0, nobody))
+    else:
+        query, values = "member = ? AND survey = ?", (member_text(nobody), survey)
+    if run("SELECT 1 FROM facts WHERE key = ?", (entry.key,)).fetchone() or not (
+        run(f"SELECT 1 FROM facts WHERE {query} LIMIT 1", values).fetchone()  # noqa: S608
+    ):
+        return in_its_wave(run, entry)
+    joined = in_its_wave(
+        run,
+        evolve(
+            entry,
+            key=key,
+            identity=moved_identity(entry.identity, key),
+            content="",
+            fields=without_code(entry.fields, end.member_code, nobody),
+            end=evolve(end, member_code=nobody),
+        ),
+    )
+    if joined.key == key:
+        return joined
+    assert joined.end is not None
+    # The key of a fact is that which it has without the erasing.
+    real = member_key(survey, joined.end.wave_id, end.member_code)
+    return evolve(joined, fact_key=fact_key(moved_identity(entry.identity, real)))
+
+
+def stand_in(member_code: str) -> str:
+    """Return the code that stands in place of an erased member's: a hash, so that what comes later finds it."""
+    return f"erased-{_hash(member_code.encode('utf-8', 'surrogatepass'))[:32]}"
+
+
+def without_code(fields: str, member_code: str, nobody: str) -> str:
+    """Return fields, as JSON, with another member code, and without what may hold the code."""
+    return json.dumps(
+        {
+            name: nobody if str(value) == member_code else value
+            for name, value in json.loads(fields).items()
+            if re.sub(r"[\W_]", "", name.casefold()) not in _LEFT_OUT
+        }
+    )
+
+
+_LEFT_OUT: Final = {"encryptedvalue", "additionaldata"}  # a signature over the code, and the query of the link
 
 
 def _take_in(run: Callable[..., Any], key: str, end: SurveyEnd) -> None:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from sampling_async.notifications._bodies import NotUnderstoodError, RefusedBodyError, read_fields
-from sampling_async.notifications._entries import member_key, member_text, moved_identity
+from sampling_async.notifications._entries import (
+    member_key,
+    member_text,
+    moved_identity,
+    stand_in,
+    without_code,
+)
 from sampling_async.notifications._store import run_once
 from sampling_async.notifications._stores import AnyStore, sql_store_of
 
@@ -20,7 +26,6 @@ if TYPE_CHECKING:
     from sampling_async.notifications._sql import SqlStore
 
 _PAGE: Final = 500
-_LEFT_OUT: Final = {"encryptedvalue", "additionaldata"}  # a signature over the code, and the query of the link
 
 
 @frozen(kw_only=True)
@@ -48,8 +53,9 @@ def erase_member(store: AnyStore, member_code: str) -> ErasedMember:
     """Erase a member from the store of an inbox: facts, receipts, invites of the ledger of outcomes, and links.
 
     The member is replaced by one that nobody has, the same in facts and invites, so that the sums of the ledger
-    of outcomes stay. It reads all receipts, and may run while an inbox is open. What comes later about the
-    member is stored as for any other; with the same `Fact.key`, so that nothing is paid twice.
+    of outcomes stay. It reads all receipts, and may run while an inbox is open. What comes later about a survey
+    and wave of these facts is joined to them, without the code: a repetition is no new fact, and a correction
+    has `Fact.corrects`. What comes about other surveys is stored as for any other member.
 
     Raises:
         InvalidRequestError: The store is neither SQLite nor PostgreSQL.
@@ -62,20 +68,26 @@ def erase_member(store: AnyStore, member_code: str) -> ErasedMember:
 
 def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMember:
     store.lock("facts")
-    nobody = f"erased-{token_hex(8)}"
-    facts, states = 0, list[str]()
+    nobody = stand_in(member_code)
+    facts, states, moved = 0, list[str](), dict[str, str]()
+    # The correction of a terminate has no member of its own, and stands after the terminate.
     query = (
-        "SELECT id, kind, identity, survey, wave, fields, state FROM facts WHERE member = ? OR kind = 'invite'"
+        "SELECT id, kind, key, identity, survey, wave, fields, state FROM facts"
+        " WHERE member = ? OR member IS NULL AND kind IN ('invite', 'terminate') ORDER BY id"
     )
-    for number, kind, identity, survey, wave, fields, state in store.execute(
+    for number, kind, before, identity, survey, wave, fields, state in store.execute(
         query, (member_text(member_code),)
     ):
         if kind == "invite":
             if not _names(json.loads(fields), member_code):
                 continue
             key = json.dumps(["invite", token_hex(8)])
+        elif survey is None:
+            if before not in moved:
+                continue
+            key = moved[before]
         else:
-            key = member_key(survey, wave, nobody)
+            key = moved[before] = member_key(survey, wave, nobody)
         store.execute(
             "UPDATE facts SET key = ?, identity = ?, member = CASE WHEN member IS NULL THEN NULL ELSE ? END,"
             " fields = ?, content = '', error = NULL, owner = NULL,"
@@ -84,18 +96,26 @@ def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMem
                 key,
                 moved_identity(identity, key),
                 member_text(nobody),
-                _scrubbed(fields, member_code, nobody),
+                without_code(fields, member_code, nobody),
                 number,
             ),
         )
         facts += 1
         states.append(state)
+    if moved:
+        values = (member_text(nobody),)
+        store.run("INSERT INTO erased (member) VALUES (?) ON CONFLICT (member) DO NOTHING", values)
     invites = store.execute(
         "SELECT key, survey, wave FROM invites WHERE member = ?", (member_text(member_code),)
     )
-    for key, survey, wave in invites:
-        values = (member_key(survey, wave, nobody), member_text(nobody), key)
-        store.execute("UPDATE invites SET key = ?, member = ? WHERE key = ?", values)
+    for before, survey, wave in invites:
+        key = member_key(survey, wave, nobody)
+        # Recorded again after an earlier erasing.
+        if store.execute("SELECT 1 FROM invites WHERE key = ?", (key,)):
+            store.run("DELETE FROM invites WHERE key = ?", (before,))
+        else:
+            change = "UPDATE invites SET key = ?, member = ? WHERE key = ?"
+            store.run(change, (key, member_text(nobody), before))
     links = store.run("DELETE FROM links WHERE member = ?", (member_text(member_code),)).rowcount
     for number in receipts:
         store.run("DELETE FROM receipts WHERE id = ?", (number,))
@@ -147,14 +167,3 @@ def _names(value: Any, member_code: str) -> bool:
     if isinstance(value, list):
         return any(_names(each, member_code) for each in value)
     return str(value) == member_code
-
-
-def _scrubbed(fields: str, member_code: str, nobody: str) -> str:
-    """Return fields, as JSON, with another member."""
-    return json.dumps(
-        {
-            name: nobody if str(value) == member_code else value
-            for name, value in json.loads(fields).items()
-            if re.sub(r"[\W_]", "", name.casefold()) not in _LEFT_OUT
-        }
-    )

@@ -12,10 +12,12 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from attrs import evolve
+
 from sampling_async._contract.checks import moment_of
 from sampling_async._contract.records import INT64_MAX
 from sampling_async.notifications._bodies import NotUnderstoodError
-from sampling_async.notifications._entries import in_its_wave
+from sampling_async.notifications._entries import about_stand_in, in_its_wave, member_text, stand_in
 from sampling_async.notifications._records import Kind, UnknownNotification
 from sampling_async.notifications._store import Backlog, Fact, Hit, Settled, State, Store, Validity
 from sampling_async.notifications._tables import (
@@ -137,9 +139,11 @@ class SqlStore(Store):
 
     def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
         self.lock(_RECEIVING)
+        erased = self._erased([entries])
         (number,) = self._receipt_numbers(1)
-        verdicts = [self._enter(number, receipt.at, in_its_wave(self.run, entry)) for entry in entries]
-        self.insert(RECEIPTS, [receipt_row(number, Hit(receipt, entries, verdict), verdicts)])
+        verdicts = [self._join(number, receipt.at, entry, erased) for entry in entries]
+        hit = _without_codes(Hit(receipt, entries, verdict), erased)
+        self.insert(RECEIPTS, [receipt_row(number, hit, verdicts)])
         return verdicts
 
     def receive_all(self, hits: Sequence[Hit]) -> None:
@@ -148,6 +152,7 @@ class SqlStore(Store):
         # thread waits for the loop. So notifications that no other one has to do with are inserted together.
         subjects = [[(entry, *subject_of(entry)) for entry in hit.entries] for hit in hits]
         known = self._known({key for entries in subjects for *_, keys in entries for key in keys})
+        erased = self._erased(hit.entries for hit in hits)
         seen: set[object] = set()
         fresh: list[tuple[object, ...]] = []
         receipts: list[tuple[object, ...]] = []
@@ -155,17 +160,31 @@ class SqlStore(Store):
         for number, hit, entries in zip(numbers, hits, subjects, strict=True):
             verdicts: list[str] = []
             for entry, subject, keys in entries:
-                if keys and subject not in seen and known.isdisjoint(keys):
+                is_new = keys and subject not in seen and known.isdisjoint(keys)
+                if is_new and not (erased and _member_of(entry) in erased):
                     fresh.append(fact_row(number, hit.receipt.at, entry))
                     verdicts.append("new")
                 else:
                     self.insert(FACTS, fresh)
                     fresh.clear()
-                    verdicts.append(self._enter(number, hit.receipt.at, in_its_wave(self.run, entry)))
+                    verdicts.append(self._join(number, hit.receipt.at, entry, erased))
                 seen.add(subject)
-            receipts.append(receipt_row(number, hit, verdicts))
+            receipts.append(receipt_row(number, _without_codes(hit, erased), verdicts))
         self.insert(FACTS, fresh)
         self.insert(RECEIPTS, receipts)
+
+    def _erased(self, entries: Iterable[Sequence[Entry]]) -> set[str]:
+        """Return the codes of members that were erased. It is one statement if there was never any."""
+        if self.run("SELECT 1 FROM erased LIMIT 1").fetchone() is None:
+            return set()
+        codes = {code for some in entries for entry in some if (code := _member_of(entry)) is not None}
+        query = "SELECT 1 FROM erased WHERE member = ?"
+        return {code for code in codes if self.run(query, (member_text(stand_in(code)),)).fetchone()}
+
+    def _join(self, receipt: int, at: float, entry: Entry, erased: set[str]) -> str:
+        """Store an entry that may have to do with facts that are stored."""
+        place = about_stand_in if _member_of(entry) in erased else in_its_wave
+        return self._enter(receipt, at, place(self.run, entry))
 
     def _known(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that there are facts of."""
@@ -196,12 +215,13 @@ class SqlStore(Store):
             return self._place(number, entry, receipt, at)
         ((content,),) = self.run(
             "UPDATE facts SET receipts = receipts + 1,"
-            " differing = differing + CASE WHEN content = ? THEN 0 ELSE 1 END,"
+            # Of an erased member the content is not known.
+            " differing = differing + CASE WHEN content IN (?, '') THEN 0 ELSE 1 END,"
             # A repetition may be signed where the first one was not.
             " verified = CASE WHEN 1 = ? THEN 1 ELSE verified END WHERE identity = ? RETURNING content",
             (entry.content, int(entry.verified), entry.identity),
         ).fetchall()
-        return "repeated" if content == entry.content else "differs"
+        return "repeated" if content in {entry.content, ""} else "differs"
 
     def _place(self, number: int, entry: Entry, receipt: int, at: float) -> str:
         """Decide which facts of a key are still true, now that there is a new one."""
@@ -413,6 +433,18 @@ class SqlStore(Store):
 
 def _names(kinds: Iterable[Kind | None]) -> list[str]:
     return ["" if kind is None else str(kind) for kind in kinds]
+
+
+def _without_codes(hit: Hit, erased: set[str]) -> Hit:
+    """Return a hit without its body if it names an erased member; what was not understood is needed whole."""
+    members = {_member_of(entry) for entry in hit.entries}
+    if erased.isdisjoint(members) or any(entry.kind is None for entry in hit.entries):
+        return hit
+    return evolve(hit, receipt=evolve(hit.receipt, body=b"", query="", headers=()))
+
+
+def _member_of(entry: Entry) -> str | None:
+    return None if entry.end is None else entry.end.member_code
 
 
 def _marks(values: Sequence[object]) -> str:

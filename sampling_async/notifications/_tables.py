@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
     from sampling_async.notifications._store import Entry, Hit, SurveyEnd
 
-FORM: Final = 4
+FORM: Final = 5
 """The form of the tables. Form 1 had no `since`, no `served` and no index of dead facts.
 
-Form 2 had no index of members. Form 3 had no keys of facts and no links.
+Form 2 had no index of members. Form 3 had no keys of facts and no links. Form 4 had no list of those who stand
+in place of erased members.
 """
 
 # In what SQLite and PostgreSQL have in common, but for what stands in braces.
@@ -58,6 +59,7 @@ CREATE TABLE IF NOT EXISTS links (
     PRIMARY KEY (member, quota)
 );
 CREATE INDEX IF NOT EXISTS links_changed ON links (changed);
+CREATE TABLE IF NOT EXISTS erased (member TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS secrets (
     {id}, kind TEXT NOT NULL, secret TEXT NOT NULL
 );
