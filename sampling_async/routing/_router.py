@@ -9,12 +9,10 @@ import weakref
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
-from attrs import define, field
 
 from sampling_async import SamplingClient
 from sampling_async._contract.checks import (
@@ -33,6 +31,7 @@ from sampling_async.matching import LiveIndex, Member
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._stores import sql_store_of
+from sampling_async.routing._click import Click, RouteStep
 from sampling_async.routing._history import DAY, Caps, lesson_of, refused_until
 from sampling_async.routing._links import Settlement, Wish, begin, enter, settle
 from sampling_async.routing._offers import OfferBook
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("sampling_async.routing")
 _CHOICE: Final = 20  # offers among which the store may choose
-_STORING_SECONDS: Final = 0.02  # kept of a click's time for the store
 _LEASE_SECONDS: Final = 1.0  # after the end of a click for which others wait for it
 _LONGEST_LEASE: Final = 60.0  # if the process dies, the member waits no longer
 _WATCH_SECONDS: Final = 1.0  # for which a click waits for what may be leased by another clock
@@ -64,52 +62,6 @@ _GRACE_SECONDS: Final = 0.5  # for responses, when the router is closed: what co
 _ENTERING_SECONDS: Final = 0.5  # for which a member who has a link waits until that is stored
 _MOST_UNCLEAR: Final = 2  # requests of one click without a usable response
 _MOST_SPARE: Final = 100_000
-
-
-@define
-class _Click:
-    """A click, and how far it is."""
-
-    member: Member
-    quota_ids: Sequence[int] | None
-    began: float  # in seconds since 1970
-    ends_at: float  # by the event loop's clock, as the next
-    watches_until: float
-    asked: int = 0
-    unclear: int = 0
-    is_asking: bool = False  # a request is on its way
-    is_refused: bool = False  # no quota is left, or all were refused
-    is_busy: bool = False  # another process is asking for the member
-    invite: Invite | None = None
-    quota_id: int = 0  # for which it was requested; the service may have chosen another one
-    is_repeat: bool = False
-    takes_links: bool = True
-    is_over: bool = False
-
-    @property
-    def status(self) -> RouteStatus:
-        if self.invite is not None:
-            return RouteStatus.ROUTED
-        if self.is_asking or self.unclear or self.is_busy:
-            return RouteStatus.UNCLEAR
-        return RouteStatus.NONE_OPEN if self.is_refused else RouteStatus.UNAVAILABLE
-
-    @property
-    def left(self) -> float:
-        """The seconds that are left for requests."""
-        return self.ends_at - anyio.current_time() - _STORING_SECONDS
-
-
-@define
-class _RouteStep:
-    """One question of a click to the store, and the request that may follow."""
-
-    click: _Click
-    offers: Sequence[Offer]
-    owner: str = field(factory=partial(token_hex, 8))
-    over: anyio.Event = field(factory=anyio.Event)
-    goes_on: bool = False  # whether the click needs another one
-    failure: Exception | None = None
 
 
 class SurveyRouter(BackgroundService):
@@ -282,7 +234,7 @@ class SurveyRouter(BackgroundService):
         chosen = None if quota_ids is None else [whole_id(each, "each of quota_ids") for each in quota_ids]
         seconds, began = number_above_0(within, "within", "seconds"), anyio.current_time()
         watches_until = began + min(_WATCH_SECONDS, seconds / 2)
-        click = _Click(member, chosen, self._clock(), began + seconds, watches_until)
+        click = Click(member, chosen, self._clock(), began + seconds, watches_until)
         self._must_be_inside()
         if self._is_closing or self._finished:
             raise RuntimeError("the survey router is closed")
@@ -333,7 +285,7 @@ class SurveyRouter(BackgroundService):
             self._steps -= 1
             self._idle.notify()
 
-    async def _follow(self, click: _Click) -> None:
+    async def _follow(self, click: Click) -> None:
         """Do what a click needs, while it waits."""
         code = click.member.member_code
         while code in self._busy:  # an earlier click of the member
@@ -346,12 +298,12 @@ class SurveyRouter(BackgroundService):
             del self._busy[code]
             over.set()
 
-    async def _step(self, click: _Click) -> bool:
+    async def _step(self, click: Click) -> bool:
         """Ask for some quotas, wait for what comes of it, and return whether the click goes on."""
         is_too_late = click.left <= 0 or (click.asked and not self._tempo.has_time(click.left))
         if is_too_late or self._is_closing:
             return False
-        step = _RouteStep(click, self._choice(click))
+        step = RouteStep(click, self._choice(click))
         assert self._tasks is not None
         # In a task of its own: it goes on if the click is cancelled, or ends before the response comes.
         self._steps += 1
@@ -363,14 +315,14 @@ class SurveyRouter(BackgroundService):
             await anyio.sleep(_BUSY_SECONDS)
         return step.goes_on
 
-    def _choice(self, click: _Click) -> list[Offer]:
+    def _choice(self, click: Click) -> list[Offer]:
         if self._live.age is None:  # there is no inventory yet; a link of an earlier click may do
             return []
         if click.quota_ids is not None:
             return self._book.among(click.member, click.quota_ids)
         return self._book.best(click.member, _CHOICE)
 
-    async def _run(self, step: _RouteStep) -> None:
+    async def _run(self, step: RouteStep) -> None:
         try:
             await self._turn(step)
         except StoreError as exc:
@@ -382,7 +334,7 @@ class SurveyRouter(BackgroundService):
             self._steps -= 1
             self._idle.notify()
 
-    async def _turn(self, step: _RouteStep) -> None:
+    async def _turn(self, step: RouteStep) -> None:
         click = step.click
         wish = Wish(
             owner=step.owner,
@@ -410,7 +362,7 @@ class SurveyRouter(BackgroundService):
             # The store may have known more than this process did: then there may be other offers.
             step.goes_on = bool(step.offers) and self._choice(click) not in ([], step.offers)
 
-    def _give_again(self, step: _RouteStep, links: Sequence[Link]) -> None:
+    def _give_again(self, step: RouteStep, links: Sequence[Link]) -> None:
         for link in links:
             # Without an inventory nobody knows better.
             if self._live.age is None or self._live.is_open(link.quota_id):
@@ -419,13 +371,13 @@ class SurveyRouter(BackgroundService):
                 return
         step.click.takes_links, step.goes_on = False, True
 
-    def _give(self, click: _Click, quota_id: int, invite: Invite) -> None:
+    def _give(self, click: Click, quota_id: int, invite: Invite) -> None:
         """Give a click its invite; if it has ended, the next one finds it in the store."""
         if not click.is_over:
             click.invite, click.quota_id = invite, quota_id
             self._spare.pop((click.member.member_code, quota_id), None)
 
-    async def _ask(self, step: _RouteStep, asked: Sequence[Offer]) -> None:
+    async def _ask(self, step: RouteStep, asked: Sequence[Offer]) -> None:
         click, code, began = step.click, step.click.member.member_code, anyio.current_time()
         outcomes: Sequence[InviteOutcome] = ()
         left = click.left
@@ -475,7 +427,7 @@ class SurveyRouter(BackgroundService):
             case _:
                 pass
 
-    def _conclude(self, step: _RouteStep, settled: Sequence[Settlement]) -> None:
+    def _conclude(self, step: RouteStep, settled: Sequence[Settlement]) -> None:
         """Take into a click what its request has brought."""
         click = step.click
         click.unclear += any(each.state == "unclear" for each in settled)
@@ -488,7 +440,7 @@ class SurveyRouter(BackgroundService):
         elif all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
             click.is_refused = step.goes_on = True
 
-    async def _store(self, step: _RouteStep, settled: Sequence[Settlement]) -> None:
+    async def _store(self, step: RouteStep, settled: Sequence[Settlement]) -> None:
         """Store what became of what was asked for. If that fails, it is tried again while the click goes on."""
         member_code, now = step.click.member.member_code, self._clock()
         operation = partial(settle, owner=step.owner, member_code=member_code, settled=settled, now=now)
