@@ -182,7 +182,7 @@ class SqlStore(Store):
         return {code for code in codes if self.run(query, (member_text(stand_in(code)),)).fetchone()}
 
     def _join(self, receipt: int, at: float, entry: Entry, erased: set[str]) -> str:
-        """Store an entry that may have to do with facts that are stored."""
+        """Enter an entry that may have to do with facts that are stored."""
         place = about_stand_in if _member_of(entry) in erased else in_its_wave
         return self._enter(receipt, at, place(self.run, entry))
 
@@ -437,8 +437,7 @@ def _names(kinds: Iterable[Kind | None]) -> list[str]:
 
 def _without_codes(hit: Hit, erased: set[str]) -> Hit:
     """Return a hit without its body if it names an erased member; what was not understood is needed whole."""
-    members = {_member_of(entry) for entry in hit.entries}
-    if erased.isdisjoint(members) or any(entry.kind is None for entry in hit.entries):
+    if erased.isdisjoint(map(_member_of, hit.entries)) or any(entry.kind is None for entry in hit.entries):
         return hit
     return evolve(hit, receipt=evolve(hit.receipt, body=b"", query="", headers=()))
 
