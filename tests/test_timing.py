@@ -22,6 +22,7 @@ from sampling_async import (
     Timing,
 )
 from sampling_async._bulk.source import checked_request
+from sampling_async._contract.headers import no_headers
 from sampling_async._contract.timing import explain
 from sampling_async._pacing.loops import BACKOFF, BODY, CONNECT, DECODE, PERMIT, BusyIntervals, Timeline
 from sampling_async.simulator import Latency, Simulator
@@ -253,11 +254,11 @@ def test_the_timing_is_no_part_of_the_value():
             one, other = await client.get_settings(), await client.get_settings()
             assert one == other
             assert hash(one) == hash(other)
-            explain(one, Timing(body=7.0))
+            explain(one, Timing(body=7.0), no_headers)
             assert one == other
             assert one.timing == Timing(body=7.0)
             assert pickle.loads(pickle.dumps(one)).timing is None
-            explain("something else", Timing())
+            explain("something else", Timing(), no_headers)
 
     anyio.run(main)
 
