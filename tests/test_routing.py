@@ -505,6 +505,32 @@ async def test_a_member_who_has_a_link_does_not_wait_for_a_store_that_hangs(monk
         await until(lambda: ids(router.offers(MEMBER)) == [1])
 
 
+async def test_a_link_is_given_although_the_store_hangs_after_the_response(monkeypatch):
+    panel, go_on = Panel(1, 2), threading.Event()
+    answer = panel.answers[2] = anyio.Event()
+    async with router_of(panel) as router:
+        store, routes = router._committer._store, []
+        execute = store.execute
+
+        def hang(*given):
+            go_on.wait(30)
+            return execute(*given)
+
+        async def go():
+            routes.append(await click(router))
+
+        with anyio.fail_after(15):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(go)
+                await panel.began.wait()
+                monkeypatch.setattr(store, "execute", hang)
+                answer.set()
+        assert routes[0].status is ROUTED
+        go_on.set()
+        again = await click(router)
+        assert (again.is_repeat, again.url) == (True, routes[0].url)
+
+
 async def test_an_entry_that_cannot_be_stored_is_stored_later(monkeypatch):
     async with router_of(Panel(1, 2)) as router:
         route = await click(router)

@@ -59,7 +59,7 @@ _FOLLOW_SECONDS: Final = 1.0  # between two looks at what other processes have s
 _RETRY_SECONDS: Final = 5.0  # the same, if the store cannot be read
 _SETTLING: Final = (0.5, 2.0, 8.0)  # pauses before a result is stored again
 _GRACE_SECONDS: Final = 0.5  # for responses, when the router is closed: what comes later is unclear
-_ENTERING_SECONDS: Final = 0.5  # for which a member who has a link waits until that is stored
+_STORED_SECONDS: Final = 0.5  # for which a member who has a link waits until that is stored
 _MOST_UNCLEAR: Final = 2  # requests of one click without a usable response
 _MOST_SPARE: Final = 100_000
 
@@ -265,25 +265,7 @@ class SurveyRouter(BackgroundService):
         if self._is_closing or self._finished or self._tasks is None:
             raise RuntimeError("the survey router is closed")
         operation = partial(enter, member_code=member_code, quota_id=quota_id, now=self._clock())
-        stored = anyio.Event()
-        self._steps += 1
-        self._tasks.start_soon(self._enter, member_code, operation, stored)
-        with anyio.move_on_after(_ENTERING_SECONDS):
-            await stored.wait()
-
-    async def _enter(
-        self, member_code: str, operation: Callable[[Any], MemberHistory], stored: anyio.Event
-    ) -> None:
-        try:
-            self._book.learn(member_code, await self._committer.run(operation, key=member_code))
-        except StoreError as exc:
-            self._book.store.failed(exc)
-            stored.set()
-            await self._store_later(member_code, operation)
-        finally:
-            stored.set()
-            self._steps -= 1
-            self._idle.notify()
+        await self._store(member_code, operation)
 
     async def _follow(self, click: Click) -> None:
         """Do what a click needs, while it waits."""
@@ -401,7 +383,8 @@ class SurveyRouter(BackgroundService):
                 self._close(each)
         while len(self._spare) > _MOST_SPARE:
             del self._spare[next(iter(self._spare))]
-        await self._store(step, settled)
+        now = self._clock()
+        await self._store(code, partial(settle, owner=step.owner, member_code=code, settled=settled, now=now))
         click.is_asking = False  # not if this is cancelled before: then nobody knows
         self._conclude(step, settled)
 
@@ -440,16 +423,28 @@ class SurveyRouter(BackgroundService):
         elif all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
             click.is_refused = step.goes_on = True
 
-    async def _store(self, step: RouteStep, settled: Sequence[Settlement]) -> None:
-        """Store what became of what was asked for. If that fails, it is tried again while the click goes on."""
-        member_code, now = step.click.member.member_code, self._clock()
-        operation = partial(settle, owner=step.owner, member_code=member_code, settled=settled, now=now)
+    async def _store(self, member_code: str, operation: Callable[[Any], MemberHistory]) -> None:
+        """Have something stored, and wait for it half a second at most: a member with a link must not wait."""
+        assert self._tasks is not None
+        over = anyio.Event()
+        self._steps += 1
+        self._tasks.start_soon(self._store_now, member_code, operation, over)
+        with anyio.move_on_after(_STORED_SECONDS):
+            await over.wait()
+
+    async def _store_now(
+        self, member_code: str, operation: Callable[[Any], MemberHistory], over: anyio.Event
+    ) -> None:
         try:
             self._book.learn(member_code, await self._committer.run(operation, key=member_code))
         except StoreError as exc:
             self._book.store.failed(exc)
-            assert self._tasks is not None
-            self._tasks.start_soon(self._store_later, member_code, operation)
+            over.set()
+            await self._store_later(member_code, operation)
+        finally:
+            over.set()
+            self._steps -= 1
+            self._idle.notify()
 
     async def _store_later(self, member_code: str, operation: Callable[[Any], object]) -> None:
         reason = ""
