@@ -425,33 +425,23 @@ class SurveyRouter(BackgroundService):
 
     async def _store(self, member_code: str, operation: Callable[[Any], MemberHistory]) -> None:
         """Have something stored, and wait for it half a second at most: a member with a link must not wait."""
-        assert self._tasks is not None
-        over = anyio.Event()
-        self._steps += 1
-        self._tasks.start_soon(self._store_now, member_code, operation, over)
         with anyio.move_on_after(_STORED_SECONDS):
-            await over.wait()
+            try:
+                self._book.learn(member_code, await self._committer.run(operation, key=member_code))
+            except StoreError as exc:
+                self._book.store.failed(exc)
+            else:
+                return
+        # It may be stored meanwhile. To store it twice does no harm.
+        assert self._tasks is not None
+        self._tasks.start_soon(self._store_later, member_code, operation)
 
-    async def _store_now(
-        self, member_code: str, operation: Callable[[Any], MemberHistory], over: anyio.Event
-    ) -> None:
-        try:
-            self._book.learn(member_code, await self._committer.run(operation, key=member_code))
-        except StoreError as exc:
-            self._book.store.failed(exc)
-            over.set()
-            await self._store_later(member_code, operation)
-        finally:
-            over.set()
-            self._steps -= 1
-            self._idle.notify()
-
-    async def _store_later(self, member_code: str, operation: Callable[[Any], object]) -> None:
+    async def _store_later(self, member_code: str, operation: Callable[[Any], MemberHistory]) -> None:
         reason = ""
         for pause in _SETTLING:
             await anyio.sleep(pause)
             try:
-                await self._committer.run(operation, key=member_code)
+                self._book.learn(member_code, await self._committer.run(operation, key=member_code))
             except StoreError as exc:
                 reason = str(exc)
             else:
