@@ -40,13 +40,13 @@ class OfferBook:
     """What is open, what it is worth, and what is known of members.
 
     Attributes:
-        store: Why the store could not be read the last time, if it could not.
+        store_failure: Why the store could not be read or written the last time, if it could not.
     """
 
     def __init__(
         self, live: LiveIndex, store: SqlStore, *, seconds: float, caps: Caps, clock: Callable[[], float]
     ) -> None:
-        self.store = FailureLog(_LOG, "the links of members cannot be read or stored")
+        self.store_failure = FailureLog(_LOG, "the links of members cannot be read or stored")
         self._live = live
         self._caps = caps
         self._clock = clock
@@ -66,11 +66,6 @@ class OfferBook:
         Once a UTC day all is read anew: what is older than the router remembers goes.
         """
         now = self._clock()
-        if self._live.age is not None:
-            # In a thread: a new inventory of 8,000 quotas takes some milliseconds.
-            for part, _ in self._live.index.quota_ids.parts():
-                if part not in self._values:
-                    await in_thread(self._values_of, part)
         try:
             if self._read_on != now // DAY:
                 self._histories = await in_thread(self._changes.all, now)
@@ -86,9 +81,14 @@ class OfferBook:
                 self._rates, self._rates_at = await in_thread(read_rates, self._store, since, until), now
                 self._values.clear()
         except StoreError as exc:
-            self.store.failed(exc)
+            self.store_failure.failed(exc)
         else:
-            self.store.over()
+            self.store_failure.over()
+        if self._live.age is not None:
+            # In a thread: a new inventory of 8,000 quotas, or new rates, take some milliseconds.
+            for part, _ in self._live.index.quota_ids.parts():
+                if part not in self._values:
+                    await in_thread(self._values_of, part)
 
     def learn(self, member_code: str, history: MemberHistory) -> None:
         """Take over what the store knows of a member."""

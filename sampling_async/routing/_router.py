@@ -168,7 +168,7 @@ class SurveyRouter(BackgroundService):
         async with anyio.create_task_group() as self._tasks:
             self._progress.notify()
             while True:
-                await anyio.sleep(_RETRY_SECONDS if self._book.store.reason else _FOLLOW_SECONDS)
+                await anyio.sleep(_RETRY_SECONDS if self._book.store_failure.reason else _FOLLOW_SECONDS)
                 await self._book.follow()
 
     # --- What members are shown
@@ -194,7 +194,7 @@ class SurveyRouter(BackgroundService):
     @property
     def status(self) -> RouterStatus:
         """What was routed so far, and whether clicks can be routed now."""
-        reason = self._book.store.reason
+        reason = self._book.store_failure.reason
         if self._finished or self._is_closing or self._tasks is None:
             reason = "the router is closed"
         elif self._live.age is None:
@@ -308,7 +308,7 @@ class SurveyRouter(BackgroundService):
         try:
             await self._turn(step)
         except StoreError as exc:
-            self._book.store.failed(exc)
+            self._book.store_failure.failed(exc)
         except Exception as exc:  # noqa: BLE001  raised in the task of the click
             step.failure = exc
         finally:
@@ -429,7 +429,7 @@ class SurveyRouter(BackgroundService):
             try:
                 self._book.learn(member_code, await self._committer.run(operation, key=member_code))
             except StoreError as exc:
-                self._book.store.failed(exc)
+                self._book.store_failure.failed(exc)
             else:
                 return
         # It may be stored meanwhile. To store it twice does no harm.
