@@ -103,6 +103,11 @@ class Findings:
         return sum(route.url is not None and not route.is_repeat for route in self.clicks)
 
     @property
+    def without_link(self) -> int:
+        """How many clicks got no link."""
+        return sum(route.url is None for route in self.clicks)
+
+    @property
     def disagreement(self) -> str:
         """What client and service disagree on; empty if on nothing. An end that was not heard yet is none."""
         pairs = self.summary.pairs
@@ -166,34 +171,33 @@ async def run_day(demo: Demo) -> Findings:
         summary=summary,
         latency=latency,
         recontacts=recontacts,
-        clicks=clicks,
+        clicks=[route for _, route in clicks],
         received=(sum(quota.completed for quota in funnel), sum(quota.terminated for quota in funnel)),
         revenue=float(sum(quota.revenue for quota in funnel)),
-        verdict=simulator.ledger.check([*outcomes, *_outcomes_of(clicks, members)]),
+        verdict=simulator.ledger.check([*outcomes, *_outcomes_of(clicks)]),
         invites=len(simulator.ledger.invites),
         posted=(posted["completion"], posted["terminate"]),
         unheard=sum(posting.kind in ENDS for posting in outbox.unheard),
     )
 
 
-async def _click(router: SurveyRouter, members: Iterable[SimulatedMember]) -> list[Route]:
-    """Have each member click twice at the same moment, and enter the link."""
-    routes: list[Route] = []
+async def _click(router: SurveyRouter, members: Iterable[SimulatedMember]) -> list[tuple[str, Route]]:
+    """Have each member click twice at the same moment, and enter the link; return its code with each route."""
+    clicks: list[tuple[str, Route]] = []
     for each in members:
         member = Member(each.member_code, each.profile, each.device_type_id, participations=each.participations)
         twice = await asyncio.gather(router.route(member), router.route(member))
         await twice[0].entered()
-        routes += twice
-    return routes
+        clicks += [(each.member_code, route) for route in twice]
+    return clicks
 
 
-def _outcomes_of(routes: Sequence[Route], members: Sequence[SimulatedMember]) -> Iterator[InviteOutcome]:
+def _outcomes_of(clicks: Iterable[tuple[str, Route]]) -> Iterator[InviteOutcome]:
     """Yield the links of clicks as outcomes, for the comparison with the service."""
-    for number, route in enumerate(routes):
-        if route.invite is not None and not route.is_repeat:
-            code, quota_id = members[number // 2].member_code, route.invite.quota_id
+    for code, route in clicks:
+        if (invite := route.invite) is not None and not route.is_repeat:
             yield InviteOutcome(
-                member_code=code, quota_id=quota_id, status="invited", invite=route.invite, result_code=1
+                member_code=code, quota_id=invite.quota_id, status="invited", invite=invite, result_code=1
             )
 
 

@@ -85,7 +85,7 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
             + "  ".join(f"{name} {getattr(latency, name) * 1000:.0f} ms" for name in _PERCENTILES),
             Surveys=f"{completed:,} completes worth {findings.revenue:,.2f}, {terminated:,} terminates",
             Clicks=f"{len(findings.clicks):,} on the partner's page, two at a time: {findings.links:,} links, "
-            f"{sum(route.url is None for route in findings.clicks):,} clicks without one",
+            f"{findings.without_link:,} clicks without one",
             Recontact=f"{sum(findings.recontacts.values()):,} member codes of "
             f"{len(findings.recontacts):,} quotas",
         ),
@@ -172,7 +172,7 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
         "Clicks": {
             "Made": len(findings.clicks),
             "Links": findings.links,
-            "Without": sum(route.url is None for route in findings.clicks),
+            "Without": findings.without_link,
         },
         "Notifications": {
             "Completions": findings.received[0],

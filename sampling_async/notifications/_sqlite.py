@@ -75,9 +75,7 @@ class SqliteStore(SqlStore):
             return
         with transaction(database):
             # Read again under the lock, because another process may have done it meanwhile.
-            make_tables(
-                database.execute, self._form(database), id="id INTEGER PRIMARY KEY", bytes="BLOB", rowid=""
-            )
+            make_tables(database.execute, self._form(database), **_OWN)
             database.execute(f"PRAGMA application_id = {_APPLICATION}")
             database.execute(f"PRAGMA user_version = {FORM}")
 
