@@ -40,8 +40,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from notifications_kit import NOTE_SETTLED  # the folder of the tests must be on the path
 from ports import free_port
-from postgres_kit import Cluster, missing  # the folder of the tests must be on the path
+from postgres_kit import Cluster, missing
 
 from sampling_async.notifications import (
     Completion,
@@ -291,27 +292,8 @@ async def ingest(
     return sender, seconds
 
 
-HANDLING = """
-import asyncio, os, sys
-from contextlib import contextmanager
-from sampling_async.notifications import *
-from sampling_async.notifications._stores import store_of
-store = store_of(sys.argv[1])
-file = os.open(sys.argv[2], os.O_APPEND | os.O_WRONLY | os.O_CREAT)
-settled = []
-real_settle, real_transaction = store.settle, store.transaction
-def settle(owner, result):
-    is_stored = real_settle(owner, result)
-    if is_stored and result.state == State.HANDLED:
-        settled.append(result.fact_id)
-    return is_stored
-@contextmanager
-def transaction():
-    settled.clear()
-    with real_transaction():
-        yield
-    os.write(file, b"".join(b"settled %d\\n" % number for number in settled))
-store.settle, store.transaction = settle, transaction
+HANDLING = f"""{NOTE_SETTLED}
+import asyncio
 async def main():
     policy = HandlerPolicy(at_once=64, lease=3.0, poll=0.1)
     inbox = Inbox(store, secrets="a-secret-of-nobody", handling=policy)

@@ -36,6 +36,29 @@ CLOSED = {
     "WaveId": 77,
 }
 
+NOTE_SETTLED = """
+import os, sys
+from contextlib import contextmanager
+from sampling_async.notifications import *
+from sampling_async.notifications._stores import store_of
+store = store_of(sys.argv[1])
+file = os.open(sys.argv[2], os.O_APPEND | os.O_WRONLY | os.O_CREAT)
+settled = []
+real_settle, real_transaction = store.settle, store.transaction
+def settle(owner, result):
+    is_stored = real_settle(owner, result)
+    if is_stored and result.state == State.HANDLED:
+        settled.append(result.fact_id)
+    return is_stored
+@contextmanager
+def transaction():
+    settled.clear()
+    with real_transaction():
+        yield
+    os.write(file, b"".join(b"settled %d\\n" % number for number in settled))
+store.settle, store.transaction = settle, transaction
+"""  # the beginning of a program: what its handlers have settled is in a file once it is in the store
+
 
 def status(second: int, *, is_live: bool, quota_id: int = 1100) -> dict[str, Any]:
     """Return a quota status of a second of some day."""

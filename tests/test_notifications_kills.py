@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 import pytest
-from notifications_kit import SECRET
+from notifications_kit import NOTE_SETTLED, SECRET
 from postgres_kit import Cluster, missing
 
 from sampling_async.notifications import State
@@ -16,14 +16,8 @@ from sampling_async.notifications._stores import store_of
 
 COUNT = 400
 WAIT = 60.0
-BEGIN = f"""
-import os, sys
-from contextlib import contextmanager
+BEGIN = f"""{NOTE_SETTLED}
 import anyio
-from sampling_async.notifications import *
-from sampling_async.notifications._stores import store_of
-store = store_of(sys.argv[1])
-file = os.open(sys.argv[2], os.O_APPEND | os.O_WRONLY | os.O_CREAT)
 def log(*words):
     os.write(file, " ".join(map(str, words)).encode() + b"\\n")
 inbox = Inbox(store, secrets={SECRET!r}, handling=HandlerPolicy(lease=1.0, poll=0.02, first_wait=0.01))
@@ -48,21 +42,6 @@ async def main():
 anyio.run(main)
 """
 HANDLER = f"""{BEGIN}
-settled = []
-real_settle, real_transaction = store.settle, store.transaction
-def settle(owner, result):
-    is_stored = real_settle(owner, result)
-    if is_stored and result.state == State.HANDLED:
-        settled.append(result.fact_id)
-    return is_stored
-@contextmanager
-def transaction():
-    settled.clear()
-    with real_transaction():
-        yield
-    for fact_id in settled:
-        log("settled", fact_id)
-store.settle, store.transaction = settle, transaction
 @inbox.on(Completion, UnknownNotification)
 async def handle(fact):
     log("begin", fact.id, fact.key)
