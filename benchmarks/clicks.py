@@ -2,6 +2,7 @@
 
     python benchmarks/clicks.py                              # 1,000 a second for a minute, twice
     python benchmarks/clicks.py --rate 100 --seconds 20
+    python benchmarks/clicks.py --only router --rate 20 --seconds 10 --surveys 3300  # `offers`, of 8,000 quotas
     python benchmarks/clicks.py --store postgresql://...
 
 The service answers after 50 to 400 ms, refuses 5 % of the pairs and surveys that the member has an invite of,
@@ -25,6 +26,7 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.request import urlopen
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 SEED: Final = 7
-SURVEYS: Final = 300
 PANEL, KEY = "aaaaaaaa-1111-2222-3333-444444444444", "bbbbbbbb-5555-6666-7777-888888888888"
 FASTEST, SLOWEST = 0.05, 0.4
 REFUSED: Final = 0.05
@@ -129,9 +130,9 @@ class Service(asyncio.Protocol):
 SURVEY_OF: Final[dict[int, int]] = {}
 
 
-async def serve() -> None:
+async def serve(surveys: int) -> None:
     """Serve until the process is ended."""
-    inventory = generate_inventory(SEED, surveys=SURVEYS)
+    inventory = generate_inventory(SEED, surveys=surveys)
     Service.inventory = to_json(inventory)
     SURVEY_OF.update(
         (quota.quota_id, survey.survey_id) for survey in inventory.surveys for quota in survey.quotas
@@ -208,7 +209,7 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
     by: str, url: str, arguments: argparse.Namespace, store: str
 ) -> dict[str, Any]:
     """Run the clicks of one way, and return its figures."""
-    inventory = generate_inventory(SEED, surveys=SURVEYS)
+    inventory = generate_inventory(SEED, surveys=arguments.surveys)
     wanted = int(arguments.rate * arguments.seconds / (1 + DOUBLE))
     members = [
         Member(each.member_code, each.profile)
@@ -239,7 +240,7 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
                 await last.pop(member.member_code).entered()
         else:
             page = ClickPage(client.with_options(outage=OutagePolicy(patience=0)), live)
-            route = partial(page.route, within=WITHIN)  # type: ignore[assignment]
+            route = partial(page.route, within=WITHIN)
 
             async def enter(member: Member) -> None:
                 await page.entered(member.member_code)
@@ -267,10 +268,14 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
         beside.cancel()
         await asyncio.wait([beside])
         statuses = ""
-        spare = None
+        spare = fitting = offering = None
         if by == "router":
             spare = router.status.unused
             statuses = ", ".join(f"{count:,} {status}" for status, count in router.status.clicks.items())
+            fitting = int(
+                median(len(found.certain) + len(found.possible) for found in map(live.match, members))
+            )
+            offering = 1000 * median(seconds_of(router.offers, each) for each in members)
     with urlopen(f"{url}/made") as response:  # noqa: ASYNC210  its own, and nothing else runs
         pairs = [each for each in json.load(response) if not each[0].startswith("campaign")]
     invites, twice = sum(made for *_, made in pairs), sum(asked > 1 for *_, asked, _ in pairs)
@@ -291,9 +296,18 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
         "pairs that were requested twice": twice,
         "pairs with two invites": sum(made > 1 for *_, made in pairs),
         "ended as": statuses,
+        f"`offers`, median ms; {len(quota_ids):,} quotas": offering,
+        "quotas that a member fits, median": fitting,
         "bulk outcomes a second beside it": sum(counted.values()) / arguments.seconds,
         "CPU of the process, ms a click, the campaign included": 1000 * cpu / len(every),
     }
+
+
+def seconds_of(function: Callable[..., object], *values: object) -> float:
+    """Return how long a call takes."""
+    began = time.perf_counter()
+    function(*values)
+    return time.perf_counter() - began
 
 
 def main() -> None:
@@ -303,18 +317,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--places", type=int, default=512, help="max_concurrency of the client")
     parser.add_argument("--bulks", type=float, default=50.0, help="bulks of the campaign a second")
+    parser.add_argument("--surveys", type=int, default=300, help="surveys of the service")
     parser.add_argument("--store", help="where the router keeps links; default: a SQLite file")
     parser.add_argument("--only", choices=["router", "page"])
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        asyncio.run(serve())
+        asyncio.run(serve(arguments.surveys))
         return
     found = {}
     for by in ("router", "page"):
         if arguments.only in (None, by):
             with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, __file__, "--serve"]
+                command = [sys.executable, __file__, "--serve", "--surveys", str(arguments.surveys)]
                 service = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
                 try:
                     assert service.stdout is not None

@@ -22,7 +22,7 @@ CLOCK_STEP: Final = 60.0
 
 @frozen
 class Link:
-    """A pair of member and quota that was asked for."""
+    """A pair of member and quota that was requested."""
 
     quota_id: int
     survey_id: int

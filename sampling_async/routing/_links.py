@@ -1,6 +1,6 @@
-"""The links of members in the store: what was asked for, given, refused and entered.
+"""The links of members in the store: what was requested, given, refused and entered.
 
-A pair of member and quota is written down before it is asked for. While it is being asked for, the member is
+A pair of member and quota is written down before it is requested. Until the response is there, the member is
 leased: other processes wait. What was never settled is unclear once its lease has ended.
 """
 
@@ -48,7 +48,7 @@ _INTO_LEDGER: Final = (
 
 @frozen(kw_only=True)
 class Settlement:
-    """What became of one pair that was asked for; `state` is None if nothing was sent."""
+    """What became of one pair that was requested; `state` is None if nothing was sent."""
 
     offer: Offer
     state: str | None
@@ -59,7 +59,7 @@ class Settlement:
 
 @frozen(kw_only=True)
 class Turn:
-    """What a member gets next: links that wait, or quotas that were written down to be asked for.
+    """What a member gets next: links that wait, or quotas that were written down to be requested.
 
     Attributes:
         history: What is known of the member, before these quotas.
@@ -91,7 +91,7 @@ class Wish:
 
 
 def begin(store: SqlStore, wish: Wish, clock: Callable[[], float]) -> Turn:
-    """Return the links of a member, or lease the member and write down what is asked for now."""
+    """Return the links of a member, or lease the member and write down what is requested now."""
     member = member_text(wish.member_code)
     store.lock(f"links {member}")
     now = clock()
@@ -159,7 +159,7 @@ def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberH
 def settle(
     store: SqlStore, owner: str, member_code: str, settled: Iterable[Settlement], now: float
 ) -> MemberHistory:
-    """Store what became of what was asked for, enter invites into the ledger of outcomes, and end the lease."""
+    """Store what became of the requests, enter invites into the ledger of outcomes, and end the lease."""
     member = member_text(member_code)
     store.lock(f"links {member}")
     for each in settled:
@@ -229,7 +229,7 @@ class Changes:
             links = set(_links_since(run, since))
             rows = list(links - self._seen)
             rows += self._ends(run, self._last_fact, -inf)
-        # What is being asked for is looked at again: it becomes unclear when its lease ends.
+        # What is being requested is looked at again: it becomes unclear when its lease ends.
         self._read_at, self._seen = now, {row for row in links if "asking" not in row[2]}
         return rows
 

@@ -74,7 +74,7 @@ class SurveyRouter(BackgroundService):
                 await route.entered()
                 ... redirect the member to route.url
 
-    A pair of member and quota is written to the store before it is asked for. It is never asked for again while
+    A pair of member and quota is written to the store before it is requested. It is never requested again while
     it is unclear whether there is an invite. Two clicks of a member at the same moment make one request and get
     the same link, in one process or in several that share the store. Links outlast a restart. A link is given
     again until the member has entered it, its survey has ended for the member, its quota closes, or it is older
