@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 
 import anyio
 import httpx
@@ -18,6 +19,7 @@ from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, 
 from sampling_async import InviteOutcome, ResultCode, RetryPolicy
 from sampling_async.matching import Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
+from sampling_async.notifications._rates import Rates
 from sampling_async.notifications._stores import sql_store_of
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
 from sampling_async.routing._links import Changes, Wish, begin, settle
@@ -300,6 +302,25 @@ async def test_once_a_day_what_is_older_than_the_router_remembers_goes(new_addre
         # The store knows all the same.
         assert (await click(router)).invite.quota_id == 1
     assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_quotas_are_valued_off_the_event_loop(monkeypatch):
+    """Also when the shares of completes are read anew: 8,000 quotas take some milliseconds."""
+    monkeypatch.setattr("sampling_async.routing._router._FOLLOW_SECONDS", 0.01)
+    chance, threads, clock = Rates.chance, [], Clock()
+
+    def noted(*arguments):
+        threads.append(get_ident())
+        return chance(*arguments)
+
+    monkeypatch.setattr(Rates, "chance", noted)
+    async with router_of(Panel(1, 2), clock=clock) as router:
+        assert ids(router.offers(MEMBER)) == [2, 1]
+        clock.now += 601
+        await until(lambda: len(threads) == 4 and router._book._values)
+        assert ids(router.offers(MEMBER)) == [2, 1]
+    assert len(threads) == 4
+    assert get_ident() not in threads
 
 
 async def test_what_was_read_a_moment_ago_is_not_applied_again(new_address):
