@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     Call = Callable[[], Coroutine[Any, Any, Any]]
 
 KEY: Final = "c0ffee00-5ec2-4e7c-a11a-0ddba11deca1"
-MEMBER: Final = "canary member/7b1e"
+MEMBER: Final = "canary member/zykovqx"
+"""No hexadecimal digits at its end: four of them also stand in some addresses of objects."""
 CANARY: Final = Path(__file__).parents[2] / "tests" / "agent_canary.py"
 AGENTS: Final = ("sentry", "opentelemetry", "newrelic", "ddtrace")
 CHANNELS: Final = ("log", "printed", "str", "repr", "attributes", "traceback", "pickle")
@@ -81,7 +82,8 @@ class Findings:
 
 _key_forms: Final = re.compile(f"{KEY}|{KEY.replace('-', '')}|{KEY[:13]}", re.IGNORECASE)
 _member_forms: Final = re.compile(
-    "|".join(re.escape(form) for form in (MEMBER, quote(MEMBER, safe=""), quote(MEMBER), "7b1e")), re.IGNORECASE
+    "|".join(re.escape(form) for form in (MEMBER, quote(MEMBER, safe=""), quote(MEMBER), "zykovqx")),
+    re.IGNORECASE,
 )
 
 
