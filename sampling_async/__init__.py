@@ -37,15 +37,16 @@ from sampling_async._contract.records import (
     Quota,
     Quotas,
     RecontactMembers,
-    ResultCode,
     Setting,
     SubQuota,
     Survey,
     SurveyWaveExclusion,
 )
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.settings import MemberURL, PartnerSettings
 from sampling_async._contract.timing import Timing
 from sampling_async._json.codec import from_json, to_json
+from sampling_async._json.for_pydantic import describe_to_pydantic
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.sketch import Percentiles
 from sampling_async._protocol.requests import InviteRequest
@@ -132,6 +133,12 @@ __all__ = [
     "from_json",
     "to_json",
 ]
+
+describe_to_pydantic(
+    Quotas, Survey, Price, Quota, Layer, SubQuota, QuestionAndAnswers, SurveyWaveExclusion
+)  # fmt: skip
+describe_to_pydantic(Invite, RecontactMembers, Setting)
+del describe_to_pydantic
 
 # Names that `__getattr__` loads, each with its module.
 _OF_CLIENT: Final = {

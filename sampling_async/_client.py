@@ -31,6 +31,7 @@ from sampling_async._contract.checks import (
     require_functions,
     require_instance,
     shown,
+    text_of,
     whole_number,
 )
 from sampling_async._contract.errors import DecodeError, Endpoint, InvalidRequestError
@@ -66,13 +67,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
-    from uuid import UUID
 
     import httpx
 
     from sampling_async._bulk.asked import AskedPairs
     from sampling_async._bulk.options import Goal, Repeats
     from sampling_async._calls.reports import AttemptReport, CallReport
+    from sampling_async._contract.checks import Text
     from sampling_async._contract.records import Invite, Quotas, RecontactMembers, Survey
     from sampling_async._contract.settings import PartnerSettings
     from sampling_async._journal.journal import Journal
@@ -135,17 +136,17 @@ class SamplingClient:
 
     def __init__(
         self,
-        base_url: str,
+        base_url: Text,
         *,
-        panel_guid: str | UUID,
-        api_key: str | UUID,
+        panel_guid: Text,
+        api_key: Text,
         max_concurrency: int = 8,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
         outage: OutagePolicy | None = None,
         limits: BodyLimits | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
-        proxy: str | None = None,
+        proxy: Text | None = None,
         ssl_context: ssl.SSLContext | None = None,
         idle_seconds: float = 4.0,
         allow_http: bool = False,
@@ -340,7 +341,7 @@ class SamplingClient:
         self,
         *,
         name: str | None = None,
-        panel_guid: str | UUID | None = None,
+        panel_guid: Text | None = None,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
         outage: OutagePolicy | None = None,
@@ -621,7 +622,7 @@ class SamplingClient:
         )
 
     async def generate_invite(
-        self, member_code: str, quota_id: SupportsIndex, *, deadline: float | None = None
+        self, member_code: Text, quota_id: SupportsIndex, *, deadline: float | None = None
     ) -> Invite:
         """Return an invite of one member to one quota (endpoint Generate Invite).
 
@@ -635,7 +636,8 @@ class SamplingClient:
             BadRequestError: The service refused; `result_code` says why, see `ResultCode`.
             SamplingError: The call failed. With `delivery == "unknown"` an invite may exist.
         """
-        call = requests.generate_invite(self._panel_guid, member_code_of(member_code), quota_id_of(quota_id))
+        member_code = member_code_of(member_code)
+        call = requests.generate_invite(self._panel_guid, member_code, quota_id_of(quota_id))
         track, started = self._caller.track(call.endpoint), self._caller.clock()
 
         def check(invite: Invite) -> None:
@@ -645,7 +647,7 @@ class SamplingClient:
 
     async def bulk_invite(
         self,
-        member_code: str,
+        member_code: Text,
         quota_ids: Iterable[SupportsIndex],
         *,
         chunk_size: int = MAX_QUOTA_IDS,
@@ -687,7 +689,7 @@ class SamplingClient:
         return self.with_options(outage=OutagePolicy(patience=0), retry=once)
 
     async def ask_at_once(
-        self, member_code: str, quota_ids: Iterable[int], *, within: float, late: float
+        self, member_code: Text, quota_ids: Iterable[int], *, within: float, late: float
     ) -> tuple[InviteOutcome, ...]:
         """Request invites for a member who waits, in one request; for other parts of this package.
 
@@ -702,7 +704,7 @@ class SamplingClient:
 
     def stream_bulk_invite(
         self,
-        member_code: str,
+        member_code: Text,
         quota_ids: AnyIterable[SupportsIndex],
         *,
         chunk_size: int = MAX_QUOTA_IDS,
@@ -846,7 +848,7 @@ class SamplingClient:
         quota_id: SupportsIndex,
         *,
         max_results: int | None = None,
-        after: str | None = None,
+        after: Text | None = None,
         deadline: float | None = None,
     ) -> AsyncGenerator[RecontactMembers, None]:
         """Yield the members of a recontact quota, page by page (endpoint Get Recontact Members For Quota).
@@ -871,7 +873,7 @@ class SamplingClient:
         quota_id: SupportsIndex,
         *,
         max_results: int | None = None,
-        after: str | None = None,
+        after: Text | None = None,
         deadline: float | None = None,
     ) -> AsyncGenerator[str, None]:
         """Yield the codes of the members of a recontact quota.
@@ -889,7 +891,7 @@ class SamplingClient:
         quota_id: SupportsIndex,
         *,
         max_results: int | None = None,
-        after: str | None = None,
+        after: Text | None = None,
         deadline: float | None = None,
     ) -> RecontactStream:
         """Yield member codes like `recontact_members`, and read the next page while you work on this one.
@@ -900,10 +902,10 @@ class SamplingClient:
         Arguments and errors are those of `recontact_pages`.
         """
         pages = self.recontact_pages(quota_id, max_results=max_results, after=after, deadline=deadline)
-        return RecontactStream(pages, after)
+        return RecontactStream(pages, text_of(after))
 
     def _reader(
-        self, quota_id: SupportsIndex, max_results: int | None, after: str | None, deadline: float | None
+        self, quota_id: SupportsIndex, max_results: int | None, after: Text | None, deadline: float | None
     ) -> PageReader:
         lane = Lane("recontact_members")
 

@@ -25,7 +25,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.exchange import MAX_RETRY_AFTER
 from sampling_async._contract.headers import no_headers
-from sampling_async._contract.records import ResultCode
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.statuses import UNAVAILABLE
 from sampling_async._contract.structs import replace
 from sampling_async._pacing.loops import DECODE, JOURNAL, PERMIT

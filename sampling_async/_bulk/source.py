@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from sampling_async._bulk.asked import AskedPairs
+    from sampling_async._contract.checks import Text
     from sampling_async._journal.run import Replay
 
 _COUNTED_AT_ONCE: Final = 4096
 """How many quota IDs are counted before the event loop gets a turn."""
 
-_FEW: Final = 128
-"""The same, for work in which each quota ID may make a different dict grow."""
+_FEW: Final = 128  # the same, for work in which each quota ID may make a different dict grow
 
 _COUNTED: Final = 65_536
 """The largest number of requests whose quota IDs are counted in advance; it takes some milliseconds."""
@@ -212,7 +212,7 @@ _MANY: Final = 4096
 """How many quota IDs are checked before the event loop gets a turn."""
 
 
-async def checked_request(member_code: str, quota_ids: Iterable[SupportsIndex]) -> InviteRequest:
+async def checked_request(member_code: Text, quota_ids: Iterable[SupportsIndex]) -> InviteRequest:
     """Return a checked request. While many IDs are checked, the event loop gets turns.
 
     Raises:
@@ -470,7 +470,7 @@ class FanOutSource:
 
 
 def source_of(
-    member_code: str,
+    member_code: Text,
     quota_ids: AnyIterable[SupportsIndex],
     *,
     size: int,
@@ -480,8 +480,8 @@ def source_of(
     """Return the source for one member's quota IDs.
 
     A collection gets an outcome for every ID, even after the deadline, and a repeated ID in it is sent once. It
-    is checked before anything is sent: at once, or, if it is large, when the first job is drawn. An iterator is
-    checked as it is read, a repeated ID is sent once within a chunk, and nothing is read after the deadline.
+    is checked before anything is sent, and if it is large, when the first job is drawn. Of an iterator nothing
+    is read after the deadline, and a repeated ID is sent once within a chunk.
 
     Raises:
         InvalidRequestError: The member code, or an ID of a collection, cannot be sent.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from attrs import evolve, frozen
 
+from sampling_async._contract.checks import text_of
 from sampling_async._contract.timing import Timing, explain
 from sampling_async._pacing.jobs import JobStream
 from sampling_async._pacing.loops import LoopYielder, pieces
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sampling_async._bulk.invites import Inviter
     from sampling_async._bulk.job import Job
     from sampling_async._bulk.source import ChunkSource
+    from sampling_async._contract.checks import Text
     from sampling_async._pacing.gate import Permit
     from sampling_async._pacing.loops import Timeline
     from sampling_async._protocol.requests import InviteRequest
@@ -167,14 +169,14 @@ class OutcomeStream:
             self._left_over = tuple(chain.from_iterable(job.left() for job in jobs))
         return self._left_over
 
-    def outcome_of(self, member_code: str, quota_id: int) -> InviteOutcome | None:
+    def outcome_of(self, member_code: Text, quota_id: int) -> InviteOutcome | None:
         """Return the outcome of a pair that this fan-out has requested, as known now.
 
         It is for the rest of an input that was not read: what was requested already must not be called
         `not_sent`. The result is None if the pair was not requested, if the fan-out no longer remembers it (see
         `repeats` of `fan_out`), or if there is a journal, which is to be read instead.
         """
-        return self._inviter.outcome_of(member_code, quota_id)
+        return self._inviter.outcome_of(text_of(member_code), quota_id)
 
     @property
     def paused(self) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async._calls.call import Caller
+    from sampling_async._contract.checks import Text
     from sampling_async._contract.records import RecontactMembers
     from sampling_async._pacing.gate import Permit
 
@@ -32,7 +33,7 @@ class PageReader:
         quota_id: SupportsIndex,
         *,
         max_results: int | None,
-        after: str | None,
+        after: Text | None,
         permit: Callable[[], Permit],
     ) -> None:
         if max_results is not None:

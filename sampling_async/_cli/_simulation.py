@@ -25,7 +25,7 @@ from sampling_async._cli._match_options import bands_file, check_place
 from sampling_async._cli._options import flag, given, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._private_files import written_whole
-from sampling_async._profiles.file import text_of
+from sampling_async._profiles.file import toml_of
 from sampling_async._profiles.record import PanelProfile
 from sampling_async._wire.address import is_loopback
 from sampling_async.simulator._transport import listening
@@ -280,7 +280,7 @@ def _check_profiles_file(file: Path) -> None:
 
 def _write_profiles(simulator: Any, base_url: str, file: Path) -> None:
     tables = [
-        text_of(
+        toml_of(
             PanelProfile(
                 name=f"p{number}",
                 base_url=base_url,

@@ -4,14 +4,52 @@ from __future__ import annotations
 
 import operator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
+from uuid import UUID
 
 from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    import os
     from types import UnionType
 
     from attrs import Attribute
+
+
+class HiddenText(Protocol):
+    """A text that its repr hides, such as pydantic's SecretStr."""
+
+    def get_secret_value(self) -> str:
+        """Return the text."""
+        ...
+
+
+class TypedURL(Protocol):
+    """An address, such as pydantic's HttpUrl and PostgresDsn."""
+
+    def unicode_string(self) -> str:
+        """Return the text."""
+        ...
+
+
+Text: TypeAlias = "str | UUID | os.PathLike[str] | HiddenText | TypedURL"
+"""What is taken where a text is."""
+
+
+def text_of(value: Text | None) -> Any:
+    """Return the text of what stands for one, see `Text`; anything else as it is, for a check."""
+    if isinstance(value, str | type):
+        return value
+    for method in ("get_secret_value", "unicode_string", "__fspath__"):
+        if callable(read := getattr(value, method, None)):
+            return text_of(read())
+    return str(value) if isinstance(value, UUID) else value
+
+
+def texts_of(values: Any) -> tuple[Any, ...]:
+    """Return the texts of one that stands for a text, or of several."""
+    one = text_of(values)
+    return (one,) if isinstance(one, str) else tuple(text_of(each) for each in values)
 
 
 def number_above_0(value: object, name: str, what: str = "a number") -> float:

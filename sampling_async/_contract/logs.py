@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async._contract.checks import shown
+from sampling_async._contract.checks import shown, text_of
 from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+    from sampling_async._contract.checks import Text
+
 _LONGEST: Final = 64
 
 
-def panel_name_of(name: str | None) -> str | None:
+def panel_name_of(name: Text | None) -> str | None:
     if name is None:
         return None
+    name = text_of(name)
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.strip()) <= _LONGEST:
         raise InvalidRequestError(
             f'name must be 1 to {_LONGEST} printable characters, such as "us", not {shown(name)}'

@@ -5,19 +5,22 @@ Field names are the contract's names in snake_case, and lists are tuples. Only `
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
+from decimal import Decimal
 from functools import wraps
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from attrs import field, frozen
 from msgspec import Meta
 
 from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
+from sampling_async._contract.frames import ROWS, arrow, html_table, stream_of, table_of
 from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
 from sampling_async._contract.timing import CallResult, CallResultInSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 INT64_MAX: Final = 2**63 - 1
 
@@ -62,8 +65,23 @@ def hidden(_value: object) -> str:
     return "<hidden>"
 
 
-def _count(values: tuple[object, ...]) -> str:
-    return f"<{len(values)} hidden>"
+def _counted(what: str) -> Callable[[tuple[object, ...]], str]:
+    """Return a repr of a tuple that says how many values it has."""
+    return lambda values: f"<{len(values)} {what}>"
+
+
+_SHOWN: Final = 5  # of a long list of IDs or texts, a repr shows so many
+
+
+def _first(values: tuple[object, ...]) -> str:
+    if len(values) <= _SHOWN:
+        return repr(values)
+    return f"({', '.join(f'{value!r:.60}' for value in values[:_SHOWN])}, <{len(values) - _SHOWN} more>)"
+
+
+def decimal_of(amount: float) -> Decimal:
+    """Return an amount as the service wrote it: 0.1 and not 0.1000000000000000055."""
+    return Decimal(repr(amount))
 
 
 @frozen
@@ -75,6 +93,11 @@ class Price:
 
     amount: float
     currency_id: int
+
+    @property
+    def amount_decimal(self) -> Decimal:
+        """`amount` as a Decimal, with the digits that the service wrote."""
+        return decimal_of(self.amount)
 
 
 @frozen
@@ -88,8 +111,8 @@ class QuestionAndAnswers:
     """
 
     question_id: int
-    answer_ids: tuple[int, ...] = ()
-    answer_values: tuple[str, ...] = ()
+    answer_ids: tuple[int, ...] = field(default=(), repr=_first)
+    answer_values: tuple[str, ...] = field(default=(), repr=_first)
     is_routable: bool = False
 
 
@@ -100,7 +123,7 @@ class SubQuota:
     sub_quota_id: int
     current_completes: int
     max_target_completes: int
-    questions_and_answers: tuple[QuestionAndAnswers, ...]
+    questions_and_answers: tuple[QuestionAndAnswers, ...] = field(repr=_counted("questions"))
 
 
 @frozen
@@ -108,7 +131,7 @@ class Layer:
     """A group of sub-quotas ("Layer object"). A member must match exactly one of them."""
 
     layer_id: int
-    sub_quotas: tuple[SubQuota, ...]
+    sub_quotas: tuple[SubQuota, ...] = field(repr=_counted("sub-quotas"))
 
 
 @frozen
@@ -118,7 +141,7 @@ class Quota:
     quota_id: int
     completes_required: int
     estimated_completes_remaining: int
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...] = field(repr=_counted("layers"))
 
 
 @frozen
@@ -131,7 +154,7 @@ class SurveyWaveExclusion:
 
     survey_id: int
     wave_id: int
-    participation_status_ids: tuple[int, ...] = ()
+    participation_status_ids: tuple[int, ...] = field(default=(), repr=_first)
 
     def excludes(self, past: Participation) -> bool:
         """Return whether a member with this participation is excluded."""
@@ -169,14 +192,14 @@ class Survey:
     ir: int
     study_type_id: int
     scheduled_completion_date: datetime
-    device_type_ids: tuple[int, ...]
+    device_type_ids: tuple[int, ...] = field(repr=_first)
     is_survey_recontact: bool
     completes_required: int
     estimated_completes_remaining: int
     price: Price
-    quotas: tuple[Quota, ...]
+    quotas: tuple[Quota, ...] = field(repr=_counted("quotas"))
     survey_name: str | None = None
-    survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = ()
+    survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = field(default=(), repr=_counted("exclusions"))
 
 
 PartialKey: TypeAlias = tuple[int | None, int | None]
@@ -221,11 +244,111 @@ class Quotas(_Incomplete):
 
     Do not depend on `cache_expires`: real services use it for "expires" and also for "last updated". A survey
     that lacks a value is not in `surveys`: `left_out` has a `DecodeError` for each.
+
+    Data frames read it as a table with a row for each quota: `polars.DataFrame(quotas)`,
+    `pyarrow.table(quotas)`.
     """
 
     country_id: int
     cache_expires: datetime
-    surveys: tuple[Survey, ...]
+    surveys: tuple[Survey, ...] = field(repr=_counted("surveys"))
+
+    def to_arrow(self) -> Any:
+        """Return a `pyarrow.Table` with a row for each quota. It needs the extra `panel`.
+
+        The price is in units of the currency, `loi` is in minutes, `ir` in percent. Columns of the survey whose
+        names a quota has too begin with `survey_`. `scheduled_completion_date` has no zone: a date with one is
+        in UTC, others stand as the service wrote them. `question_ids` are all that its layers ask about.
+
+        Raises:
+            ImportError: pyarrow is missing.
+        """
+        return table_of(_quota_schema(), self._batches())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export `to_arrow` to another library, by the Arrow C stream interface."""
+        return stream_of(_quota_schema(), self._batches(), requested_schema)
+
+    def _batches(self) -> Iterator[Any]:
+        schema, rows = _quota_schema(), (row for survey in self.surveys for row in self._rows(survey))
+        while some := list(islice(rows, ROWS)):
+            yield arrow().RecordBatch.from_pylist(some, schema=schema)
+
+    def _rows(self, survey: Survey) -> Iterator[dict[str, object]]:
+        due = survey.scheduled_completion_date
+        due = due if due.utcoffset() is None else due.astimezone(UTC).replace(tzinfo=None)
+        for quota in survey.quotas:
+            subs = [sub for layer in quota.layers for sub in layer.sub_quotas]
+            asked = dict.fromkeys(each.question_id for sub in subs for each in sub.questions_and_answers)
+            yield {
+                "survey_id": survey.survey_id,
+                "wave_id": survey.wave_id,
+                "quota_id": quota.quota_id,
+                "completes_required": quota.completes_required,
+                "estimated_completes_remaining": quota.estimated_completes_remaining,
+                "layers": len(quota.layers),
+                "sub_quotas": len(subs),
+                "question_ids": list(asked),
+                "survey_name": survey.survey_name,
+                "country_id": self.country_id,
+                "loi": survey.loi,
+                "ir": survey.ir,
+                "price": survey.price.amount,
+                "currency_id": survey.price.currency_id,
+                "study_type_id": survey.study_type_id,
+                "device_type_ids": survey.device_type_ids,
+                "is_survey_recontact": survey.is_survey_recontact,
+                "scheduled_completion_date": due,
+                "survey_completes_required": survey.completes_required,
+                "survey_estimated_completes_remaining": survey.estimated_completes_remaining,
+            }
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks: the surveys with the most room."""
+        most = sorted(self.surveys, key=lambda each: -each.estimated_completes_remaining)[:_IN_NOTEBOOKS]
+        quotas = sum(len(survey.quotas) for survey in self.surveys)
+        first = f", the first {len(most)} by room" if len(most) < len(self.surveys) else ""
+        return html_table(
+            f"{len(self.surveys):,} surveys with {quotas:,} quotas, {len(self.left_out):,} left out{first}",
+            ("survey", "wave", "name", "LOI", "IR %", "price", "completes remaining", "quotas"),
+            (
+                (
+                    str(survey.survey_id),
+                    str(survey.wave_id),
+                    survey.survey_name or "",
+                    survey.loi,
+                    survey.ir,
+                    survey.price.amount,
+                    survey.estimated_completes_remaining,
+                    len(survey.quotas),
+                )
+                for survey in most
+            ),
+        )
+
+
+_IN_NOTEBOOKS: Final = 10  # how many surveys a notebook shows
+
+
+def _quota_schema() -> Any:
+    pa = arrow()
+    whole, text = pa.int64(), pa.string()
+    return pa.schema(
+        {
+            **dict.fromkeys(("survey_id", "wave_id", "quota_id"), whole),
+            **dict.fromkeys(("completes_required", "estimated_completes_remaining"), whole),
+            **dict.fromkeys(("layers", "sub_quotas"), whole),
+            "question_ids": pa.list_(whole),
+            "survey_name": text,
+            **dict.fromkeys(("country_id", "loi", "ir"), whole),
+            "price": pa.float64(),
+            **dict.fromkeys(("currency_id", "study_type_id"), whole),
+            "device_type_ids": pa.list_(whole),
+            "is_survey_recontact": pa.bool_(),
+            "scheduled_completion_date": pa.timestamp("us"),
+            **dict.fromkeys(("survey_completes_required", "survey_estimated_completes_remaining"), whole),
+        }
+    )
 
 
 @seen_by_attrs(hides="url")
@@ -249,6 +372,16 @@ class Invite(CallResult, FrozenStruct, frozen=True, gc=False, omit_defaults=True
     loi: Int64
     ir: Int64
     member_amount: Double | None = None
+
+    @property
+    def partner_amount_decimal(self) -> Decimal:
+        """`partner_amount` as a Decimal, with the digits that the service wrote."""
+        return decimal_of(self.partner_amount)
+
+    @property
+    def member_amount_decimal(self) -> Decimal | None:
+        """`member_amount` as a Decimal, likewise; None if there is none."""
+        return None if self.member_amount is None else decimal_of(self.member_amount)
 
 
 class InviteOfCall(Invite, frozen=True, gc=True, dict=True):
@@ -279,7 +412,7 @@ class RecontactMembers(CallResultInSlots):
 
     max_results: int
     has_additional_members: bool
-    member_codes: tuple[str, ...] = field(repr=_count)
+    member_codes: tuple[str, ...] = field(repr=_counted("hidden"))
 
 
 OPEN_AGE: Final = 99  # an age range that ends here or above has no upper limit
@@ -326,65 +459,3 @@ class Setting:
 def folded(name: str) -> str:
     """Return a setting's name in lower case and without blanks; case and blanks vary between services."""
     return "".join(name.split()).casefold()
-
-
-class ResultCode:
-    """Result codes of the service, by name.
-
-    The codes are plain ints and not an enum, because the list is open: names change and codes are added.
-    Compare numbers, not names, and accept unknown numbers. The contract documents 1, 3, 9 and 10; the others
-    were seen in use.
-    """
-
-    # The spelling of each name is the service's own, mistakes included.
-    SUCCESS: Final = 1
-    PANEL_DOES_NOT_EXIST: Final = 3
-    PANEL_NOT_ES_ENABLED: Final = 4
-    SURVEY_DOES_NOT_EXIST: Final = 5
-    SURVEY_NOT_FOR_RECONTACT: Final = 6
-    QUOTA_NOT_ES_ENABLED: Final = 8
-    QUOTA_NOT_LIVE: Final = 9
-    NO_QUOTA_ID: Final = 10
-    NO_MEMBER_FOUND: Final = 12
-    MEMBER_NOT_ROUTABLE: Final = 13
-    MEMBER_BLOCKED: Final = 14
-    SURVEY_NOT_ENABLED_FOR_IP_ES: Final = 15
-    MEMBER_DOES_NOT_MATCH_QUOTA: Final = 16
-    NO_RECONTACT_GID: Final = 17
-    NO_PANEL_GUID: Final = 18
-    NO_MEMBER_CODE: Final = 19
-    PANEL_INVALID_ES_REQUEST: Final = 20
-    NON_QUOTA_DEMOGRAPHIC_REJECTION: Final = 21
-    MEMBER_NOT_ACTIVE: Final = 22
-    SURVEY_STUDY_TYPE_EXCLUDED: Final = 23
-    SURVEY_CUSTOMER_EXCLUDED: Final = 24
-    SURVEY_EXCLUDED: Final = 25
-    ACCOUNT_GROUP_SURVEY_TAKEN: Final = 26
-    INTERVALLIC_QUOTA_NOTAVAILBLE: Final = 27
-    QUOTA_FULL: Final = 28
-    IP_EXTERNAL_RESPONDENTTYPE_FULL: Final = 29
-    EXCLUDED_SURVEY_TAKEN: Final = 30
-    DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY: Final = 31
-    SURVEY_LOI_MISMATCH: Final = 32
-    IP_PROVIDER_COST_NOMATCH: Final = 33
-    SURVEY_VERIFICATION_LEVEL_FAILED: Final = 34
-    PREVIOUSLY_TERMINATED_SCREENER: Final = 35
-    TECHNICAL_ERROR: Final = 36
-    UNABLE_TO_GET_GID: Final = 37
-    SURVEY_TAKEN: Final = 38
-    MAX_DAILY_EXCEEDED: Final = 39
-    MAX_WEEKLY_EXCEEDED: Final = 40
-    SUB_QUOTA_FULL: Final = 41
-    SURVEY_NOT_AVAILABLE_FOR_PARTNER: Final = 42
-    MEMBER_GID_NOT_AVAILABLE: Final = 43
-    STARTS_THRESHOLD_ACHIEVED: Final = 45
-    SURVEY_COMPLETES_CAP_ACHIEVED: Final = 46
-    SURVEY_IPPARTNER_COMPLETES_ALLOCATION_ACHIEVED: Final = 47
-
-    @classmethod
-    def name_of(cls, code: int) -> str | None:
-        """Return the name of a code, or None if this version does not know the code."""
-        return _CODE_NAMES.get(code)
-
-
-_CODE_NAMES: Final = {code: name for name, code in vars(ResultCode).items() if isinstance(code, int)}

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, get_args
 
+from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.lines import outcomes_of, status_of
@@ -23,6 +24,7 @@ from sampling_async._protocol.results import OutcomeStatus
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
+    from sampling_async._contract.checks import Text
     from sampling_async._journal.file import JournalFile
     from sampling_async._journal.rows import JournaledRequest
     from sampling_async._protocol.results import InviteOutcome
@@ -67,7 +69,7 @@ class Journal:
         """The file."""
         return self._run.path
 
-    def outcomes(self, member_code: str | None = None) -> AsyncIterator[InviteOutcome]:
+    def outcomes(self, member_code: Text | None = None) -> AsyncIterator[InviteOutcome]:
         """Yield the latest outcome of each pair of member and quota, once, in the order of the requests.
 
             async for outcome in journal.outcomes(): ...
@@ -82,7 +84,7 @@ class Journal:
         Raises:
             JournalError: While iterating: the journal does not exist, is damaged, or is in use.
         """
-        return _Outcomes(_JournalReader(self.path, member_code))
+        return _Outcomes(_JournalReader(self.path, text_of(member_code)))
 
     async def counts(self) -> dict[OutcomeStatus, int]:
         """Return the number of pairs of member and quota for each status, by their latest outcomes.
@@ -115,7 +117,7 @@ class Journal:
         else:
             await self._used(lambda file: file.back_up(target))
 
-    async def erase(self, member_code: str) -> int:
+    async def erase(self, member_code: Text) -> int:
         """Erase all that the journal holds of a member, and return how many requests and responses that were.
 
         The file is written anew. A run that is resumed with this member in its input would ask for it again.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import asdict, fields
 
+from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._profiles.record import CHOSEN, GUID_DIGITS, POLICIES, PanelProfile
 from sampling_async._wire.address import Secret
@@ -102,7 +103,7 @@ def add_profile(profile: PanelProfile) -> Path:
     before = _read(path) if path.exists() else ""
     if profile.name in _tables(path, before):
         raise InvalidRequestError(f"{path}: there is a profile {profile.name!r} already; change it in the file")
-    added = text_of(profile)
+    added = toml_of(profile)
     if before:
         added = f"\n{added}" if before.endswith("\n") else f"\n\n{added}"
     if _profile(path, profile.name, _tables(path, before + added)[profile.name]) != profile:
@@ -115,7 +116,7 @@ def add_profile(profile: PanelProfile) -> Path:
     return path
 
 
-def text_of(profile: PanelProfile) -> str:
+def toml_of(profile: PanelProfile) -> str:
     """Return the table of a profile that has texts and flags only, as TOML."""
     name = f'"{profile.name}"' if "." in profile.name else profile.name
     lines = [
@@ -251,7 +252,7 @@ def completed(chosen: str | PanelProfile | None, given: dict[str, Any]) -> Panel
         variable = f"SAMPLING_{name.upper()}"
         for source, value in ((name, given.get(name)), (variable, os.environ.get(variable))):
             if value:
-                profile.must_agree(name, str(value), source)
+                profile.must_agree(name, str(text_of(value)), source)
         given[name] = getattr(profile, name)
     if not given.get("api_key"):
         given["api_key"] = profile.key()

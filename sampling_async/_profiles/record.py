@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
-from uuid import UUID
 
 from attrs import field, frozen
 
 from sampling_async._calls.retry import RetryPolicy
-from sampling_async._contract.checks import is_whole
+from sampling_async._contract.checks import Text, is_whole, text_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._wire.address import Secret, base_url_of, guid_of, idle_seconds_of, proxy_of
@@ -22,6 +21,7 @@ from sampling_async._wire.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from attrs import Attribute
+
 
 CHOSEN: Final = "SAMPLING_PROFILE"
 _KEYRING: Final = "sampling_async"
@@ -105,15 +105,15 @@ class PanelProfile:
         InvalidRequestError: A value breaks a rule. The message repeats no value that may be secret.
     """
 
-    name: str = field(validator=_text)
-    base_url: str = field(validator=_text)
-    panel_guid: str = field(converter=str, validator=_text)
-    api_key: Callable[[], str | UUID] | None = field(default=None, repr=False)
-    api_key_variable: str | None = field(default=None, validator=_text)
+    name: str = field(converter=text_of, validator=_text)
+    base_url: str = field(converter=text_of, validator=_text)
+    panel_guid: str = field(converter=text_of, validator=_text)
+    api_key: Callable[[], Text] | None = field(default=None, repr=False)
+    api_key_variable: str | None = field(default=None, converter=text_of, validator=_text)
     keyring: bool = field(default=False, validator=_flag)
-    proxy: str | None = field(default=None, validator=_text)
-    ca_file: str | None = field(default=None, validator=_text)
-    client_cert: str | None = field(default=None, validator=_text)
+    proxy: str | None = field(default=None, converter=text_of, validator=_text)
+    ca_file: str | None = field(default=None, converter=text_of, validator=_text)
+    client_cert: str | None = field(default=None, converter=text_of, validator=_text)
     max_concurrency: int | None = field(default=None, validator=_whole)
     idle_seconds: float | None = field(default=None, validator=_seconds)
     allow_http: bool = field(default=False, validator=_flag)
@@ -165,7 +165,7 @@ class PanelProfile:
     def key(self) -> Secret | None:
         """Return the key from where it is; None if it is not there."""
         if self.api_key is not None:
-            found = str(self.api_key() or "")
+            found = str(text_of(self.api_key() or ""))
         elif self.keyring:
             found = in_keyring(lambda keyring: keyring.get_password(_KEYRING, self.account)) or ""
         else:

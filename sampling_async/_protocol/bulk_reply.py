@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field
 
 from sampling_async._contract.errors import DecodeError
-from sampling_async._contract.records import Invite, InviteOfCall, ResultCode, hidden
+from sampling_async._contract.records import Invite, InviteOfCall, hidden
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.structs import astuple, replace, value
 from sampling_async._json import fast
 from sampling_async._json.codec import from_json, parse, structure, whole_number, zeros

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from sampling_async._contract.checks import whole_from_1
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import ResultCode
+from sampling_async._contract.result_codes import ResultCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from sampling_async._contract.errors import (
     ServiceError,
     UnexpectedStatusError,
 )
-from sampling_async._contract.records import ResultCode
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.statuses import (
     BAD_REQUEST,
     FORBIDDEN,

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from attrs import field, frozen
 
+from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Call
 from sampling_async._contract.records import INT64_MAX, Invite, Quotas, RecontactMembers, hidden, safe_repr
@@ -28,6 +29,8 @@ from sampling_async._protocol.bulk_reply import BulkReply, read_bulk, read_invit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from sampling_async._contract.checks import Text
 
 MAX_QUOTA_IDS: Final = 100
 """The most quota IDs in one bulk invite (section "Limits")."""
@@ -103,11 +106,12 @@ def quota_id_of(value: SupportsIndex) -> int:
     return number
 
 
-def member_code_of(value: str) -> str:
+def member_code_of(value: Text) -> str:
     """Return a member code, after checking that it can be a segment of a path. No error repeats it.
 
     HTTP libraries remove the segments `.` and `..`, even encoded.
     """
+    value = value if isinstance(value, str) else text_of(value)
     if not isinstance(value, str):
         raise InvalidRequestError(f"a member code must be a str, not {type(value).__name__}")
     if value in {"", ".", ".."}:
@@ -117,8 +121,9 @@ def member_code_of(value: str) -> str:
     return value
 
 
-def cursor_of(value: str) -> str:
+def cursor_of(value: Text) -> str:
     """Return a member code, after checking that it can be the value of a query. No error repeats it."""
+    value = text_of(value)
     if not isinstance(value, str) or not value or re.search(r"[\ud800-\udfff]", value):
         raise InvalidRequestError(
             "after must be a member code: a str that is not empty, without lone surrogates"

@@ -10,14 +10,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args, overload
+from itertools import accumulate, chain, islice
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args, overload
 
 import msgspec
 from attrs import evolve, frozen
 
 from sampling_async._contract.errors import SamplingError
-from sampling_async._contract.records import Invite, ResultCode
+from sampling_async._contract.frames import ROWS, arrow, batch_of, html_table, stream_of, table_of
+from sampling_async._contract.records import Invite
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.structs import FrozenStruct, seen_by_attrs
 from sampling_async._contract.timing import CallResultInSlots
 
@@ -57,6 +59,35 @@ class InviteOutcome(FrozenStruct, frozen=True):
     error: SamplingError | None = None
     anomaly: str | None = None
     replayed: bool = False
+
+
+_OF_INVITES: Final = ("survey_id", "wave_id", "url", "partner_amount", "member_amount", "loi", "ir")
+
+
+def outcome_schema() -> Any:
+    """Return the columns of outcomes in a table."""
+    pa = arrow()
+    text, whole, real = pa.string(), pa.int64(), pa.float64()
+    columns = {"member_code": text, "quota_id": whole, "status": text, "result_code": whole, "result": text}
+    columns |= {"survey_id": whole, "wave_id": whole, "url": text, "partner_amount": real}
+    columns |= {"member_amount": real, "loi": whole, "ir": whole}
+    return pa.schema(columns | {"error": text, "anomaly": text, "replayed": pa.bool_()})
+
+
+def outcome_batches(outcomes: Iterable[InviteOutcome], rows: int = ROWS) -> Iterator[Any]:
+    """Yield outcomes as record batches of so many rows."""
+    schema, left = outcome_schema(), iter(outcomes)
+    while some := list(islice(left, rows)):
+        invites = [outcome.invite for outcome in some]
+        errors = [outcome.error for outcome in some]
+        columns: dict[str, list[Any]] = {
+            name: [getattr(invite, name, None) for invite in invites] for name in _OF_INVITES
+        }
+        columns["error"] = [error and f"{type(error).__name__}: {error}" for error in errors]
+        for name in schema.names:
+            if name not in columns:
+                columns[name] = [getattr(outcome, name) for outcome in some]
+        yield batch_of(schema, columns)
 
 
 Counted: TypeAlias = dict[tuple[str, int | None], int]  # numbers of quota IDs by status and result code
@@ -205,13 +236,26 @@ def outcomes_from(
 
 _STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 
+if TYPE_CHECKING:
+    _OutcomeSequence = Sequence[InviteOutcome]
+else:
 
-class BulkInviteResult(CallResultInSlots, Sequence[InviteOutcome]):
+    class _OutcomeSequence:
+        """All of a Sequence but its base class: Polars would read an instance of that as a list of objects."""
+
+        __slots__ = ()
+        __contains__, index, count = Sequence.__contains__, Sequence.index, Sequence.count
+
+
+class BulkInviteResult(CallResultInSlots, _OutcomeSequence):
     """The outcomes of a bulk invite: one for each quota ID given, in the caller's order.
 
     `len(result.invited) + len(result.rejected) + len(result.not_sent) + len(result.unknown) == len(result)`,
-    whatever happened. Outcome objects are created when they are read: reading one again gives an equal object,
-    which may not be the same one.
+    whatever happened. It is a sequence, but no instance of `collections.abc.Sequence`. Outcome objects are
+    created when they are read: reading one again gives an equal object, which may not be the same one.
+
+    Data frames read it as a table with a row for each outcome: `polars.DataFrame(result)`,
+    `pyarrow.table(result)`.
 
     Its `timing` is that of the request that ended last, from the beginning of the bulk to the result: the other
     requests ran in parallel and ended earlier. Its `headers` are those of that request's response; `on_attempt`
@@ -328,6 +372,33 @@ class BulkInviteResult(CallResultInSlots, Sequence[InviteOutcome]):
     def unknown(self) -> tuple[InviteOutcome, ...]:
         """Outcomes whose invites may exist but were not received: sending again may make second invites."""
         return self._having("unknown")
+
+    def to_arrow(self) -> Any:
+        """Return a `pyarrow.Table` with a row for each outcome. It needs the extra `panel`.
+
+        The columns are those of `InviteOutcome`, and in place of `invite` those of an invite, which are null
+        without one. `error` is a text. Member codes and links are in it.
+
+        Raises:
+            ImportError: pyarrow is missing.
+        """
+        return table_of(outcome_schema(), outcome_batches(self))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export `to_arrow` to another library, by the Arrow C stream interface."""
+        return stream_of(outcome_schema(), outcome_batches(self), requested_schema)
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks: how many quota IDs have which status and result code."""
+        counted: Counter[tuple[str, int | None]] = Counter()
+        for answers in self._answers:
+            counted.update(answers.tally())
+        counted.update((each.status, each.result_code) for each in self if each.replayed)
+        rows = (
+            (status, "" if code is None else f"{code} {ResultCode.name_of(code) or ''}", number)
+            for (status, code), number in counted.most_common()
+        )
+        return html_table(f"{len(self):,} quota IDs", ("status", "result code", "quota IDs"), rows)
 
     def resendable(self) -> tuple[int, ...]:
         """Return the quota IDs that are safe to send again: those of `not_sent`, each once, in their order."""

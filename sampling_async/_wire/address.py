@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import httpx
 
-from sampling_async._contract.checks import number_from_0
+from sampling_async._contract.checks import number_from_0, text_of
 from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from uuid import UUID
+
+    from sampling_async._contract.checks import Text
 
 _LAST_PORT: Final = 65_535
 _HTTP_PORT: Final = 80
@@ -33,8 +34,8 @@ class Secret:
         self.reveal: Callable[[], str] = lambda: text
 
     @classmethod
-    def of(cls, value: object) -> Secret:
-        return value if isinstance(value, Secret) else cls(str(value))
+    def of(cls, value: Text | Secret | None) -> Secret:
+        return value if isinstance(value, Secret) else cls(str(text_of(value)))
 
     def matches(self, pattern: str) -> bool:
         return re.fullmatch(pattern, self.reveal()) is not None
@@ -46,7 +47,7 @@ class Secret:
         raise TypeError("a secret cannot be pickled or copied")
 
 
-def guid_of(value: str | UUID | Secret, name: str) -> Secret:
+def guid_of(value: Text | Secret, name: str) -> Secret:
     """Return a Guid as a secret. Neither an error's message nor its traceback holds the value."""
     secret = Secret.of(value)
     # Deleted before the error is raised: error reports may show the local variables of this frame.
@@ -58,23 +59,24 @@ def guid_of(value: str | UUID | Secret, name: str) -> Secret:
     return secret
 
 
-def base_url_of(value: str, *, allow_http: bool) -> httpx.URL:
+def base_url_of(value: Text, *, allow_http: bool) -> httpx.URL:
     """Return the service's base address: https, or http for loopback or with `allow_http`.
 
     No error repeats it: it may hold a password.
     """
+    text = text_of(value)
     try:
-        url = httpx.URL(value.rstrip("/"))
+        url = httpx.URL(text.rstrip("/"))
         host = url.host
     except (httpx.InvalidURL, AttributeError, TypeError, ValueError):  # ValueError: of idna
         url, host = httpx.URL(""), ""
     if url.scheme not in {"http", "https"} or not host:
         raise InvalidRequestError("base_url must be an address like https://host or https://host/path")
-    if url.userinfo or url.query or url.fragment or "?" in value or "#" in value:
+    if url.userinfo or url.query or url.fragment or "?" in text or "#" in text:
         raise InvalidRequestError("base_url takes no user, password, query or fragment")
     if not _has_port(url):
         raise InvalidRequestError(f"base_url has a port that does not exist: ports are 1 to {_LAST_PORT}")
-    if {".", ".."} & set(value.split("/")):
+    if {".", ".."} & set(text.split("/")):
         raise InvalidRequestError("base_url takes no '.' or '..' segments")
     if url.scheme == "http" and not (allow_http or is_loopback(host)):
         raise InvalidRequestError(
@@ -103,12 +105,12 @@ class Proxy:
         return f"<Proxy {self.host}:{self.port}>"
 
 
-def proxy_of(value: str | Secret) -> Proxy:
+def proxy_of(value: Text | Secret) -> Proxy:
     """Return the proxy for an address.
 
     Neither an error's message nor its traceback holds it: it may have a password.
     """
-    found = _proxy_or_problem(Secret.of(value) if isinstance(value, str | Secret) else Secret(""))
+    found = _proxy_or_problem(Secret.of("" if value is None else value))
     del value
     if isinstance(found, str):
         raise InvalidRequestError(f"proxy (SAMPLING_PROXY) {found}")

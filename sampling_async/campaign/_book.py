@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import define
 
 from sampling_async._contract.errors import ClientClosedError, ForbiddenError, OutageError
-from sampling_async._contract.records import ResultCode
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import Lesson, rule_for
 from sampling_async.campaign._ledger_file import MadeInvite, NewPair, PairEnd
 from sampling_async.campaign._summary import Pairs

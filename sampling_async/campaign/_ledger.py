@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async import Invite, InviteOutcome
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import ResultCode
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.requests import member_code_of
 from sampling_async.campaign._ledger_file import DueMember, LedgerError, LedgerFile, PlannedQuota
 from sampling_async.campaign._limits import Limits

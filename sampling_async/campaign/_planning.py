@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 
 from sampling_async._contract.checks import number_from_0
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.records import ResultCode
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import Lesson, Rule, rule_for
 from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from attrs import define, field
 
-from sampling_async._contract.records import ResultCode
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import rule_for
 from sampling_async.campaign._ledger import ASKED, IN_FLIGHT, KILLED, LAST_SIGN
 from sampling_async.campaign._summary import (

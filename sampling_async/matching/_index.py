@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict, TypeVar, Unpack
 from attrs import evolve, field, frozen
 
 from sampling_async import InvalidRequestError, InviteRequest, Quotas, Survey
-from sampling_async._contract.checks import is_whole, require_functions, require_instance, whole_id
+from sampling_async._contract.checks import is_whole, require_functions, require_instance, text_of, whole_id
 from sampling_async._contract.records import Participation, hidden
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds, Truth, lasting
@@ -41,7 +41,7 @@ class Member:
     The repr hides the member code, the answers, and what the member took part in.
     """
 
-    member_code: str = field(repr=hidden)
+    member_code: str = field(converter=text_of, repr=hidden)
     profile: Profile = field(repr=False)
     device_type: int | None = None
     exclude_surveys: Collection[int] = field(default=(), repr=False)

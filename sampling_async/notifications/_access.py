@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import shown
+from sampling_async._contract.checks import shown, text_of, texts_of
 from sampling_async.notifications._records import Completion, Kind, Reconciliation, Terminate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sampling_async._contract.checks import Text
     from sampling_async.notifications._records import Notification
 
 _Network: TypeAlias = "IPv4Network | IPv6Network"
@@ -32,7 +33,7 @@ class AccessControl:
         self,
         secrets: Mapping[Kind, Sequence[str]],
         *,
-        basic: Iterable[tuple[str, str]] = (),
+        basic: Iterable[tuple[Text, Text]] = (),
         networks: Iterable[str] = (),
         trusted_proxies: Iterable[str] = (),
     ) -> None:
@@ -40,7 +41,9 @@ class AccessControl:
             kind: [_in_a_path(_checked(secret, "secret")).encode() for secret in each]
             for kind, each in secrets.items()
         }
-        self._basic = [f"{name}:{_checked(password, 'password')}".encode() for name, password in basic]
+        self._basic = [
+            f"{text_of(name)}:{_checked(text_of(password), 'password')}".encode() for name, password in basic
+        ]
         for name, given in (("networks", networks), ("trusted_proxies", trusted_proxies)):
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise InvalidRequestError(
@@ -144,15 +147,15 @@ _SLASHES: Final = 3  # of https://partner.example/
 _HEX: Final = re.compile("[0-9a-fA-F]+", re.ASCII)
 
 
-def shared_secrets(secrets: str | Iterable[str], name: str = "secrets") -> tuple[bytes, ...]:
+def shared_secrets(secrets: Text | Iterable[Text], name: str = "secrets") -> tuple[bytes, ...]:
     """Return secrets as bytes; refuse none, and empty ones."""
-    given = (secrets,) if isinstance(secrets, str) else tuple(secrets)
+    given = texts_of(secrets)
     if not given or not all(isinstance(secret, str) and secret.strip() for secret in given):
         raise InvalidRequestError(f"{name} are texts that are not empty, and at least one")
     return tuple(secret.encode("utf-8", "surrogatepass") for secret in given)
 
 
-def _or_problem(secrets: str | Iterable[str]) -> tuple[bytes, ...] | str:
+def _or_problem(secrets: Text | Iterable[Text]) -> tuple[bytes, ...] | str:
     """Return secrets as bytes, or the text of an error."""
     try:
         return shared_secrets(secrets)
@@ -179,8 +182,8 @@ def is_signed(message: str, signature: str, secrets: Sequence[bytes]) -> bool:
 class Signatures:
     """Checks EncryptedValue: an HMAC over survey, wave and member, written one after the other."""
 
-    def __init__(self, secrets: str | Iterable[str], *, is_required: bool) -> None:
-        given = (secrets,) if isinstance(secrets, str) else tuple(secrets)
+    def __init__(self, secrets: Text | Iterable[Text], *, is_required: bool) -> None:
+        given = texts_of(secrets)
         if is_required and not given:
             raise InvalidRequestError("require_signature needs shared_secrets to check signatures with")
         self._secrets = shared_secrets(given, "shared_secrets") if given else ()
@@ -211,7 +214,7 @@ class ForgedError(ValueError):
 
 def verify_redirect(
     url: str,
-    secrets: str | Iterable[str],
+    secrets: Text | Iterable[Text],
     *,
     parameter: str | None = None,
     end_page: str | Iterable[str] | None = None,
@@ -262,8 +265,7 @@ def _signed_pages(page: str, configured: str | Iterable[str] | None) -> list[str
     """Return the texts that may have been signed: the parts of a URL before its query."""
     if configured is None:
         return [page, *([page[:-1]] if page.endswith("/") and page.count("/") == _SLASHES else [])]
-    pages = [configured] if isinstance(configured, str) else list(configured)
-    bases = [each.partition("#")[0].partition("?")[0] for each in pages]
+    bases = [each.partition("#")[0].partition("?")[0] for each in texts_of(configured)]
     return [base for base in bases if _place(base) == _place(page) is not None]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
+from sampling_async._contract.checks import text_of
 from sampling_async.notifications._bodies import NotUnderstoodError, RefusedBodyError, read_fields
 from sampling_async.notifications._entries import (
     member_key,
@@ -23,6 +24,7 @@ from sampling_async.notifications._stores import AnyStore, sql_store_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sampling_async._contract.checks import Text
     from sampling_async.notifications._sql import SqlStore
 
 _PAGE: Final = 500
@@ -49,7 +51,7 @@ class ErasedMember:
     unclear: tuple[int, ...]
 
 
-def erase_member(store: AnyStore, member_code: str) -> ErasedMember:
+def erase_member(store: AnyStore, member_code: Text) -> ErasedMember:
     """Erase a member from the store of an inbox: facts, receipts, invites of the ledger of outcomes, and links.
 
     The member is replaced by one that nobody has, the same in facts and invites, so that the sums of the ledger
@@ -61,9 +63,9 @@ def erase_member(store: AnyStore, member_code: str) -> ErasedMember:
         InvalidRequestError: The store is neither SQLite nor PostgreSQL.
         StoreError: The store cannot be read or written.
     """
-    opened = sql_store_of(store)
-    receipts = list(_receipts_of(opened, member_code))
-    return run_once(opened, lambda it: _erased(it, member_code, receipts))
+    opened, code = sql_store_of(store), text_of(member_code)
+    receipts = list(_receipts_of(opened, code))
+    return run_once(opened, lambda it: _erased(it, code, receipts))
 
 
 def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMember:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 import anyio
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import require_functions, require_instance, whole_number
+from sampling_async._contract.checks import require_functions, require_instance, texts_of, whole_number
 from sampling_async._contract.records import safe_repr
 from sampling_async._pacing.threads import in_thread, join_uncancelled, start
 from sampling_async.notifications._access import AccessControl, ForgedError, Signatures
@@ -32,6 +32,7 @@ from sampling_async.notifications._stores import AnyStore, store_of
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from sampling_async._contract.checks import Text
     from sampling_async.notifications._records import Notification
     from sampling_async.notifications._store import State, Store
 
@@ -97,11 +98,11 @@ class Inbox:
         self,
         store: AnyStore,
         *,
-        secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]] = (),
-        basic: Iterable[tuple[str, str]] = (),
+        secrets: Text | Iterable[Text] | Mapping[Kind, Text | Iterable[Text]] = (),
+        basic: Iterable[tuple[Text, Text]] = (),
         networks: Iterable[str] = (),
         trusted_proxies: Iterable[str] = (),
-        shared_secrets: str | Iterable[str] = (),
+        shared_secrets: Text | Iterable[Text] = (),
         require_signature: bool = False,
         handling: HandlerPolicy | None = None,
         clock: Callable[[], float] = time.time,
@@ -438,11 +439,11 @@ def _fresh() -> dict[Kind, str]:
 
 
 def _known(
-    secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]],
-    basic: Iterable[tuple[str, str]],
+    secrets: Text | Iterable[Text] | Mapping[Kind, Text | Iterable[Text]],
+    basic: Iterable[tuple[Text, Text]],
     networks: Iterable[str],
     trusted_proxies: Iterable[str],
-    shared_secrets: str | Iterable[str],
+    shared_secrets: Text | Iterable[Text],
     *,
     is_required: bool,
 ) -> tuple[dict[Kind, tuple[str, ...]], AccessControl, Signatures] | str:
@@ -465,16 +466,14 @@ def _known(
         )
 
 
-def _by_kind(secrets: str | Iterable[str] | Mapping[Kind, str | Iterable[str]]) -> dict[Kind, tuple[str, ...]]:
-    given = secrets if isinstance(secrets, Mapping) else dict.fromkeys(Kind, _several(secrets))
+def _by_kind(
+    secrets: Text | Iterable[Text] | Mapping[Kind, Text | Iterable[Text]],
+) -> dict[Kind, tuple[str, ...]]:
+    given = secrets if isinstance(secrets, Mapping) else dict.fromkeys(Kind, texts_of(secrets))
     unknown = [kind for kind in given if kind not in list(Kind)]
     if unknown:
         raise InvalidRequestError(f"{unknown[0]!r} is no kind of notification: {', '.join(Kind)}")
-    return {kind: _several(given.get(kind, ())) for kind in Kind}
-
-
-def _several(secrets: str | Iterable[str]) -> tuple[str, ...]:
-    return (secrets,) if isinstance(secrets, str) else tuple(secrets)
+    return {kind: texts_of(given.get(kind, ())) for kind in Kind}
 
 
 def _pairs(headers: Headers) -> _Pairs:

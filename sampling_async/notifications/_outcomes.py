@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
 
-from sampling_async._contract.checks import moment_of, number_from_0
+from sampling_async._contract.checks import moment_of, number_from_0, text_of
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._arrow import arrow
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sampling_async import InviteOutcome
+    from sampling_async._contract.checks import Text
     from sampling_async.notifications._sql import SqlStore
 
 _JOINED: Final = """
@@ -246,14 +247,14 @@ class OutcomeLedger:
         ]
         return await self._written(lambda store: _add_invites(store, rows))
 
-    async def entered(self, member_code: str, quota_id: int, *, at: datetime | None = None) -> bool:
+    async def entered(self, member_code: Text, quota_id: int, *, at: datetime | None = None) -> bool:
         """Record that a member was sent to a survey; False if there is no such invite. The first time counts.
 
         Raises:
             InvalidRequestError: `at` has no time zone.
         """
         moment = self._clock() if at is None else moment_of(at, "at")
-        return await self._written(lambda store: _enter(store, member_code, quota_id, moment))
+        return await self._written(lambda store: _enter(store, text_of(member_code), quota_id, moment))
 
     async def rows(self) -> list[OutcomeRow]:
         """Return all rows: invites in the order in which they were recorded, then ends without an invite."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import number_above_0
+from sampling_async._contract.checks import number_above_0, text_of
 from sampling_async._contract.records import safe_repr
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._store import StoreError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import ModuleType
 
+    from sampling_async._contract.checks import Text
     from sampling_async.notifications._psycopg import LimitedConnection
 
 _APPLICATION: Final = "sampling_async notifications"
@@ -66,7 +67,7 @@ class PostgresStore(SqlStore):
 
     _SKIP_LOCKED: ClassVar[str] = "FOR UPDATE SKIP LOCKED"
 
-    def __init__(self, dsn: str, *, schema: str | None = None, timeout: float = _TIMEOUT) -> None:
+    def __init__(self, dsn: Text, *, schema: str | None = None, timeout: float = _TIMEOUT) -> None:
         super().__init__()
         read = _read(dsn, schema)
         del dsn  # it may hold a password, and error reports may show the local variables of this frame
@@ -302,8 +303,9 @@ def _driver() -> ModuleType:
         raise ImportError('psycopg missing: pip install "sampling-async[postgres]"') from exc
 
 
-def _read(dsn: str, schema: str | None) -> tuple[dict[str, Any], str] | str:
+def _read(dsn: Text, schema: str | None) -> tuple[dict[str, Any], str] | str:
     """Return the options of an address, and the schema; or the text of an error, which must not show them."""
+    dsn = text_of(dsn)
     if not isinstance(dsn, str) or not is_dsn(dsn):
         return "the address of a database is a text such as postgresql://user@host:5432/database"
     bare, _, query = dsn.partition("?")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import shown
+from sampling_async._contract.checks import shown, text_of
 from sampling_async.notifications._postgres import PostgresStore, is_dsn
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._sqlite import SqliteStore
 
 if TYPE_CHECKING:
+    from sampling_async._contract.checks import Text
     from sampling_async.notifications._store import Store
 
-AnyStore: TypeAlias = "Store | str | os.PathLike[str]"
+AnyStore: TypeAlias = "Store | Text"
 """A store, the path of a SQLite file, or the address of a PostgreSQL database."""
 
 
@@ -24,16 +24,15 @@ def store_of(store: AnyStore) -> Store:
     Raises:
         InvalidRequestError: It is none, or the address of the database cannot be read.
     """
-    if isinstance(store, str) and is_dsn(store):
-        return PostgresStore(store)
-    if isinstance(store, str | os.PathLike):
-        return SqliteStore(store)
+    text = text_of(cast("Text", store))
+    if isinstance(text, str):
+        return PostgresStore(text) if is_dsn(text) else SqliteStore(text)
     if isinstance(store, type) or not callable(getattr(store, "receive_all", None)):
         raise InvalidRequestError(
             f"store must be a path, or a subclass of Store such as SqliteStore, not {shown(store)}; or the"
             " address of a database, as postgresql://user@host/database"
         )
-    return store
+    return cast("Store", store)
 
 
 def sql_store_of(store: AnyStore) -> SqlStore:

@@ -19,6 +19,7 @@ from sampling_async._contract.checks import (
     number_above_0,
     require_functions,
     require_instance,
+    text_of,
     whole_id,
     whole_number,
 )
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from sampling_async import Invite, InviteOutcome
+    from sampling_async._contract.checks import Text
     from sampling_async.notifications._stores import AnyStore
     from sampling_async.routing._history import Link, MemberHistory
 
@@ -255,7 +257,7 @@ class SurveyRouter(BackgroundService):
             enter=None if invite is None else partial(self.entered, member.member_code, click.quota_id),
         )
 
-    async def entered(self, member_code: str, quota_id: int) -> None:
+    async def entered(self, member_code: Text, quota_id: int) -> None:
         """Record that a member was sent to the link of a quota; see `Route.entered`.
 
         Raises:
@@ -264,8 +266,9 @@ class SurveyRouter(BackgroundService):
         self._must_be_inside()
         if self._is_closing or self._finished or self._tasks is None:
             raise RuntimeError("the survey router is closed")
-        operation = partial(enter, member_code=member_code, quota_id=quota_id, now=self._clock())
-        await self._store(member_code, operation)
+        code = text_of(member_code)
+        operation = partial(enter, member_code=code, quota_id=quota_id, now=self._clock())
+        await self._store(code, operation)
 
     async def _follow(self, click: Click) -> None:
         """Do what a click needs, while it waits."""
