@@ -1,7 +1,8 @@
 """The asyncio client for External Sampling Services.
 
-All public names of the client are in this namespace; the modules behind it are private. The tools are in four
-public submodules: `matching`, `campaign`, `notifications`, and `simulator`, a service to test against.
+All public names of the client are in this namespace; the modules behind it are private. The tools are in public
+submodules: `matching`, `campaign`, `notifications`, `routing`, `health`, `frames` (tables), and `simulator`, a
+service to test against.
 
 The names that send requests are loaded on first access, because they import an HTTP library. A process that
 only matches members never imports it, and so starts faster.
@@ -135,9 +136,18 @@ __all__ = [
 ]
 
 describe_to_pydantic(
-    Quotas, Survey, Price, Quota, Layer, SubQuota, QuestionAndAnswers, SurveyWaveExclusion
-)  # fmt: skip
-describe_to_pydantic(Invite, RecontactMembers, Setting)
+    Invite,
+    Layer,
+    Price,
+    QuestionAndAnswers,
+    Quota,
+    Quotas,
+    RecontactMembers,
+    Setting,
+    SubQuota,
+    Survey,
+    SurveyWaveExclusion,
+)
 del describe_to_pydantic
 
 # Names that `__getattr__` loads, each with its module.

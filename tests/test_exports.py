@@ -23,7 +23,7 @@ PUBLIC = [name for name in sampling_async.__all__ if name != "__version__"]
 def test_all_is_sorted_and_equals_dir():
     assert dir(sampling_async) == sampling_async.__all__ == sorted(sampling_async.__all__)
     used_inside = {"Any", "Final", "TYPE_CHECKING", "import_module"}
-    used_inside |= {"campaign", "health", "matching", "notifications", "routing", "simulator"}
+    used_inside |= {"campaign", "frames", "health", "matching", "notifications", "routing", "simulator"}
     # Pytest rewrites modules of plugins, which leaves names with an @.
     visible = {name for name in vars(sampling_async) if name.isidentifier() and not name.startswith("_")}
     assert visible - used_inside <= set(PUBLIC)

@@ -798,6 +798,7 @@ def test_a_journal_shows_only_its_public_names():
         "erase",
         "outcomes",
         "path",
+        "to_arrow",
     }
 
 

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import traceback
+from decimal import Decimal
+from uuid import UUID, uuid4
 
 import attrs
 import pytest
+from attrs import evolve
+from msgspec.structs import replace as evolve_invite
+from pydantic import BaseModel, HttpUrl, PostgresDsn, SecretStr
 
 from sampling_async import (
+    BadRequestError,
+    BulkInviteResult,
     InvalidRequestError,
     Invite,
     InviteOutcome,
     InviteRequest,
     Journal,
+    Layer,
+    PanelProfile,
     Price,
+    QuestionAndAnswers,
+    Quota,
     QuotaWatch,
     RecontactMembers,
     ResultCode,
     SamplingClient,
     Setting,
+    SubQuota,
+    SurveyWaveExclusion,
 )
-from sampling_async.notifications import Inbox, SqliteStore
+from sampling_async.notifications import Inbox, PostgresStore, SqliteStore
 from sampling_async.simulator import Simulator
 
 
@@ -63,3 +76,99 @@ def test_an_object_that_could_not_be_made_has_a_repr():
     with pytest.raises(InvalidRequestError) as caught:
         InviteRequest("", [7])
     assert traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+
+
+def test_reprs_fit_a_screen():
+    inventory = Simulator(1, surveys=300, members=1).inventory
+    survey = max(inventory.surveys, key=lambda each: len(each.quotas))
+    questions = QuestionAndAnswers(1, tuple(range(1000)), tuple(f"{n:05}" for n in range(1000)))
+    sub_quota = SubQuota(1, 2, 3, (questions,) * 50)
+    for record in (
+        inventory,
+        survey,
+        Quota(1, 2, 3, (Layer(4, (sub_quota,) * 50),) * 20),
+        sub_quota,
+        questions,
+        InviteRequest("m1", range(1, 2000)),
+        SurveyWaveExclusion(1, 2, tuple(range(100))),
+    ):
+        assert len(repr(record)) < 700, record
+    assert "surveys=<300 surveys>" in repr(inventory)
+    assert "answer_ids=(0, 1, 2, 3, 4, <995 more>)" in repr(questions)
+
+
+def test_notebooks_show_small_tables_without_secrets():
+    inventory = evolve(
+        Simulator(1, surveys=300, members=1).inventory,
+        surveys=tuple(
+            evolve(each, survey_name="<b>x</b>") for each in Simulator(1, surveys=30).inventory.surveys
+        ),
+    )
+    shown = inventory._repr_html_()
+    assert shown.count("<tr>") == 11
+    assert "&lt;b&gt;x" in shown
+    invite = Invite(1, 2, 3, 0.5, "https://s.example/?mc=member-1", 5, 6)
+    outcomes = [InviteOutcome("member-1", 3, "invited", invite, 1), InviteOutcome("member-1", 4, "not_sent")]
+    shown = BulkInviteResult([*outcomes, InviteOutcome("member-1", 5, "rejected", None, 28, replayed=True)])
+    assert "member-1" not in shown._repr_html_()
+    assert "28 QUOTA_FULL" in shown._repr_html_()
+    assert shown._repr_html_().count("<tr>") == 4
+
+
+def test_amounts_are_decimals_as_they_were_written():
+    invite = Invite(1, 2, 3, 1.1, "https://s.example", 5, 6, 0.3)
+    assert invite.partner_amount_decimal + invite.member_amount_decimal == Decimal("1.4")
+    assert evolve_invite(invite, member_amount=None).member_amount_decimal is None
+    assert Price(0.1, 1).amount_decimal == Decimal("0.1")
+
+
+# --- What stands for a text
+
+GUID = uuid4()
+
+
+class Settings(BaseModel):
+    """What a service reads from its environment."""
+
+    key: SecretStr = SecretStr(str(GUID))
+    url: HttpUrl = HttpUrl("https://x.example/base")
+    dsn: PostgresDsn = PostgresDsn("postgresql://u:pw@h/db")
+
+
+async def test_secrets_guids_and_urls_are_taken_where_a_text_is():
+    simulator = Simulator(2, members=3)
+    member_code, ids = next(iter(simulator.members)), [1, 2, 3]
+    async with SamplingClient(
+        simulator.base_url,
+        panel_guid=SecretStr(simulator.panel_guid),
+        api_key=UUID(simulator.api_key),
+        transport=simulator.transport(),
+        name=SecretStr("us"),
+    ) as client:
+        assert repr(client).startswith("<SamplingClient us ")
+        result = await client.bulk_invite(SecretStr(member_code), ids)
+        assert [outcome.member_code for outcome in result] == [member_code] * 3
+        async with client.fan_out([InviteRequest(GUID, ids)]) as outcomes:
+            assert {outcome.member_code async for outcome in outcomes} == {str(GUID)}
+        with pytest.raises(BadRequestError):
+            await client.generate_invite(GUID, 1)
+    assert str(GUID) in {request.member_code for request in simulator.ledger.requests}
+    settings = Settings()
+    assert "x.example" in repr(SamplingClient(settings.url, panel_guid=GUID, api_key=settings.key))
+    assert repr(PostgresStore(settings.dsn)) == "<PostgresStore postgresql://u@h/db (sampling)>"
+    profile = PanelProfile(name="us", base_url=settings.url, panel_guid=GUID, api_key=lambda: settings.key)
+    assert "x.example" in repr(SamplingClient.from_env(profile=profile))
+
+
+async def test_secrets_of_an_inbox_may_be_hidden(tmp_path):
+    secret = SecretStr("a" * 20)
+    inbox = Inbox(tmp_path / "n.db", secrets=[secret], basic=[("u", secret)], shared_secrets=secret)
+    assert inbox.path("completion") == f"/completion/{'a' * 20}"
+
+
+@pytest.mark.parametrize("wrong", [object(), 5, SecretStr, b"x", None])
+def test_anything_else_is_refused(wrong):
+    with pytest.raises(InvalidRequestError):
+        InviteRequest(wrong, [1])
+    with pytest.raises(InvalidRequestError):
+        SamplingClient("https://x.example", panel_guid=GUID, api_key=wrong)

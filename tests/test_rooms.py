@@ -52,6 +52,7 @@ TOOLS = {
     "_following",
     "_live",
     "campaign",
+    "frames",
     "health",
     "matching",
     "notifications",

@@ -183,6 +183,11 @@ class OutcomeStream:
         """Whether sending is paused, because of an outage of the service; see `OutagePolicy`."""
         return self._inviter.is_paused
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether the block was entered. A stream can be entered once."""
+        return self._entered
+
     async def __aenter__(self) -> Self:
         if self._entered:
             raise RuntimeError("a stream can be entered only once; make a new one")

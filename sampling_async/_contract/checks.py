@@ -11,6 +11,7 @@ from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from types import UnionType
 
     from attrs import Attribute
@@ -41,7 +42,8 @@ def text_of(value: Text | None) -> Any:
     if isinstance(value, str | type):
         return value
     for method in ("get_secret_value", "unicode_string", "__fspath__"):
-        if callable(read := getattr(value, method, None)):
+        read: Callable[[], Any] | None = getattr(value, method, None)
+        if read is not None:
             return text_of(read())
     return str(value) if isinstance(value, UUID) else value
 

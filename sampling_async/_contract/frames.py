@@ -24,7 +24,7 @@ def arrow() -> Any:
         raise ImportError("pyarrow is missing: pip install 'sampling-async[panel]'", name=exc.name) from exc
 
 
-def moment() -> Any:
+def utc_times() -> Any:
     """Return the type of a column of times with a zone."""
     return arrow().timestamp("us", tz="UTC")
 

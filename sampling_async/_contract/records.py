@@ -65,7 +65,7 @@ def hidden(_value: object) -> str:
     return "<hidden>"
 
 
-def _counted(what: str) -> Callable[[tuple[object, ...]], str]:
+def counted(what: str) -> Callable[[tuple[object, ...]], str]:
     """Return a repr of a tuple that says how many values it has."""
     return lambda values: f"<{len(values)} {what}>"
 
@@ -73,7 +73,8 @@ def _counted(what: str) -> Callable[[tuple[object, ...]], str]:
 _SHOWN: Final = 5  # of a long list of IDs or texts, a repr shows so many
 
 
-def _first(values: tuple[object, ...]) -> str:
+def first(values: tuple[object, ...]) -> str:
+    """Return a repr of a tuple that shows its first five values."""
     if len(values) <= _SHOWN:
         return repr(values)
     return f"({', '.join(f'{value!r:.60}' for value in values[:_SHOWN])}, <{len(values) - _SHOWN} more>)"
@@ -111,8 +112,8 @@ class QuestionAndAnswers:
     """
 
     question_id: int
-    answer_ids: tuple[int, ...] = field(default=(), repr=_first)
-    answer_values: tuple[str, ...] = field(default=(), repr=_first)
+    answer_ids: tuple[int, ...] = field(default=(), repr=first)
+    answer_values: tuple[str, ...] = field(default=(), repr=first)
     is_routable: bool = False
 
 
@@ -123,7 +124,7 @@ class SubQuota:
     sub_quota_id: int
     current_completes: int
     max_target_completes: int
-    questions_and_answers: tuple[QuestionAndAnswers, ...] = field(repr=_counted("questions"))
+    questions_and_answers: tuple[QuestionAndAnswers, ...] = field(repr=counted("questions"))
 
 
 @frozen
@@ -131,7 +132,7 @@ class Layer:
     """A group of sub-quotas ("Layer object"). A member must match exactly one of them."""
 
     layer_id: int
-    sub_quotas: tuple[SubQuota, ...] = field(repr=_counted("sub-quotas"))
+    sub_quotas: tuple[SubQuota, ...] = field(repr=counted("sub-quotas"))
 
 
 @frozen
@@ -141,7 +142,7 @@ class Quota:
     quota_id: int
     completes_required: int
     estimated_completes_remaining: int
-    layers: tuple[Layer, ...] = field(repr=_counted("layers"))
+    layers: tuple[Layer, ...] = field(repr=counted("layers"))
 
 
 @frozen
@@ -154,7 +155,7 @@ class SurveyWaveExclusion:
 
     survey_id: int
     wave_id: int
-    participation_status_ids: tuple[int, ...] = field(default=(), repr=_first)
+    participation_status_ids: tuple[int, ...] = field(default=(), repr=first)
 
     def excludes(self, past: Participation) -> bool:
         """Return whether a member with this participation is excluded."""
@@ -192,14 +193,14 @@ class Survey:
     ir: int
     study_type_id: int
     scheduled_completion_date: datetime
-    device_type_ids: tuple[int, ...] = field(repr=_first)
+    device_type_ids: tuple[int, ...] = field(repr=first)
     is_survey_recontact: bool
     completes_required: int
     estimated_completes_remaining: int
     price: Price
-    quotas: tuple[Quota, ...] = field(repr=_counted("quotas"))
+    quotas: tuple[Quota, ...] = field(repr=counted("quotas"))
     survey_name: str | None = None
-    survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = field(default=(), repr=_counted("exclusions"))
+    survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = field(default=(), repr=counted("exclusions"))
 
 
 PartialKey: TypeAlias = tuple[int | None, int | None]
@@ -251,7 +252,7 @@ class Quotas(_Incomplete):
 
     country_id: int
     cache_expires: datetime
-    surveys: tuple[Survey, ...] = field(repr=_counted("surveys"))
+    surveys: tuple[Survey, ...] = field(repr=counted("surveys"))
 
     def to_arrow(self) -> Any:
         """Return a `pyarrow.Table` with a row for each quota. It needs the extra `panel`.
@@ -412,7 +413,7 @@ class RecontactMembers(CallResultInSlots):
 
     max_results: int
     has_additional_members: bool
-    member_codes: tuple[str, ...] = field(repr=_counted("hidden"))
+    member_codes: tuple[str, ...] = field(repr=counted("hidden"))
 
 
 OPEN_AGE: Final = 99  # an age range that ends here or above has no upper limit

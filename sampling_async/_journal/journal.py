@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.frames import stream_of, table_of
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.lines import outcomes_of, status_of
 from sampling_async._journal.run import JournalRun, journal_file
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.requests import member_code_of
-from sampling_async._protocol.results import OutcomeStatus
+from sampling_async._protocol.results import OutcomeStatus, outcome_batches, outcome_schema
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -98,6 +99,28 @@ class Journal:
             for status, count in some.items():
                 counts[status] += count
         return counts
+
+    async def to_arrow(self) -> Any:
+        """Return what `outcomes` yields as a `pyarrow.Table`, as `BulkInviteResult.to_arrow` does.
+
+        Raises:
+            JournalError: As for `outcomes`.
+            ImportError: pyarrow is missing, of the extra `panel`.
+        """
+        return await in_thread(lambda: table_of(outcome_schema(), outcome_batches(self._read())))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export the same to another library, by the Arrow C stream interface, a part at a time.
+
+        The journal is open, and in use, until all was read or the stream is dropped. It is read where the
+        stream is used: in a service, call that in a thread.
+        """
+        return stream_of(outcome_schema(), outcome_batches(self._read()), requested_schema)
+
+    def _read(self) -> Iterator[InviteOutcome]:
+        file = journal_file(self.path, None)
+        file.open()  # here, so that its error is raised as it is
+        return _outcomes_in(file)
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Copy the journal, even while a run uses it. The copy is a complete journal itself.
@@ -221,6 +244,17 @@ class _Outcomes:
             if some is None:
                 raise StopAsyncIteration
             self._some = iter(some)
+
+
+def _outcomes_in(file: JournalFile) -> Iterator[InviteOutcome]:
+    """Yield the outcomes of an open file, and close it."""
+    row = 0
+    try:
+        while requests := file.requests(row, None):
+            row = requests[-1].row
+            yield from _read(requests, file.path)
+    finally:
+        file.leave()
 
 
 def _read(requests: Iterable[JournaledRequest], path: Path) -> list[InviteOutcome]:

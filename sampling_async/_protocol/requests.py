@@ -19,7 +19,15 @@ from attrs import field, frozen
 from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Call
-from sampling_async._contract.records import INT64_MAX, Invite, Quotas, RecontactMembers, hidden, safe_repr
+from sampling_async._contract.records import (
+    INT64_MAX,
+    Invite,
+    Quotas,
+    RecontactMembers,
+    first,
+    hidden,
+    safe_repr,
+)
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._contract.structs import value
 from sampling_async._json.codec import from_json, plain_json
@@ -150,7 +158,7 @@ class InviteRequest:
     """
 
     member_code: str = field(converter=member_code_of, repr=hidden)
-    quota_ids: tuple[int, ...] = field(converter=_quota_ids_of)
+    quota_ids: tuple[int, ...] = field(converter=_quota_ids_of, repr=first)
 
 
 # The class itself is frozen, and attrs has made this method.

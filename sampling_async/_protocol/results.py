@@ -61,33 +61,49 @@ class InviteOutcome(FrozenStruct, frozen=True):
     replayed: bool = False
 
 
-_OF_INVITES: Final = ("survey_id", "wave_id", "url", "partner_amount", "member_amount", "loi", "ir")
+_OF_INVITES: Final = {
+    "survey_id": "int64",
+    "wave_id": "int64",
+    "url": "string",
+    "partner_amount": "float64",
+    "member_amount": "float64",
+    "loi": "int64",
+    "ir": "int64",
+}
+OUTCOME_COLUMNS: Final = {
+    "member_code": "string",
+    "quota_id": "int64",
+    "status": "string",
+    "result_code": "int64",
+    "result": "string",
+    **_OF_INVITES,
+    "error": "string",
+    "anomaly": "string",
+    "replayed": "bool_",
+}
+"""The columns of outcomes in a table, each with the name of its type in Arrow."""
+
+
+def outcome_columns(outcomes: Sequence[InviteOutcome]) -> dict[str, list[Any]]:
+    """Return outcomes as columns."""
+    columns: dict[str, list[Any]] = {}
+    for name in OUTCOME_COLUMNS:
+        of = [outcome.invite for outcome in outcomes] if name in _OF_INVITES else outcomes
+        columns[name] = [getattr(each, name, None) for each in of]
+    columns["error"] = [error and f"{type(error).__name__}: {error}" for error in columns["error"]]
+    return columns
 
 
 def outcome_schema() -> Any:
-    """Return the columns of outcomes in a table."""
     pa = arrow()
-    text, whole, real = pa.string(), pa.int64(), pa.float64()
-    columns = {"member_code": text, "quota_id": whole, "status": text, "result_code": whole, "result": text}
-    columns |= {"survey_id": whole, "wave_id": whole, "url": text, "partner_amount": real}
-    columns |= {"member_amount": real, "loi": whole, "ir": whole}
-    return pa.schema(columns | {"error": text, "anomaly": text, "replayed": pa.bool_()})
+    return pa.schema({name: getattr(pa, kind)() for name, kind in OUTCOME_COLUMNS.items()})
 
 
 def outcome_batches(outcomes: Iterable[InviteOutcome], rows: int = ROWS) -> Iterator[Any]:
     """Yield outcomes as record batches of so many rows."""
     schema, left = outcome_schema(), iter(outcomes)
     while some := list(islice(left, rows)):
-        invites = [outcome.invite for outcome in some]
-        errors = [outcome.error for outcome in some]
-        columns: dict[str, list[Any]] = {
-            name: [getattr(invite, name, None) for invite in invites] for name in _OF_INVITES
-        }
-        columns["error"] = [error and f"{type(error).__name__}: {error}" for error in errors]
-        for name in schema.names:
-            if name not in columns:
-                columns[name] = [getattr(outcome, name) for outcome in some]
-        yield batch_of(schema, columns)
+        yield batch_of(schema, outcome_columns(some))
 
 
 Counted: TypeAlias = dict[tuple[str, int | None], int]  # numbers of quota IDs by status and result code

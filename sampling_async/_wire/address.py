@@ -110,7 +110,7 @@ def proxy_of(value: Text | Secret) -> Proxy:
 
     Neither an error's message nor its traceback holds it: it may have a password.
     """
-    found = _proxy_or_problem(Secret.of("" if value is None else value))
+    found = _proxy_or_problem(Secret.of(value))
     del value
     if isinstance(found, str):
         raise InvalidRequestError(f"proxy (SAMPLING_PROXY) {found}")

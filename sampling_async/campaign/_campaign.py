@@ -14,7 +14,7 @@ from sampling_async._contract.checks import number_above_0, require_functions, r
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.threads import CancelFlag, in_thread, run_cancellable
 from sampling_async._protocol.lessons import rules_of
-from sampling_async.campaign._files import check_partitions, write_files
+from sampling_async.campaign._files import check_partitions, stream_of_pairs, write_files
 from sampling_async.campaign._ledger import CampaignLedger, with_ledger
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Plan, Planner, plan_of
@@ -294,6 +294,19 @@ class Campaign:
         while some := await self._reading(partial(CampaignLedger.invites, after=last)):
             for last, outcome in some:  # noqa: B007  the last one is used
                 yield outcome
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export what became of each pair so far to a data frame, by the Arrow C stream interface.
+
+            polars.DataFrame(campaign)
+
+        The columns are those of `pairs.parquet`. Some thousand rows are read at a time, where the stream is
+        used: in a service, call that in a thread.
+
+        Raises:
+            LedgerError: The ledger cannot be read.
+        """
+        return stream_of_pairs(self.ledger, requested_schema)
 
     async def write(
         self,

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.frames import stream_of
 from sampling_async._private_files import make_private
+from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching.panel._arrow import pa
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async._protocol.lessons import Rule
-    from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._summary import Summary
 
 InviteFormat: TypeAlias = Literal["parquet", "jsonl"]
@@ -60,6 +61,20 @@ def _schemas() -> tuple[Any, Any]:
     pairs = {"member_code": text, "quota_id": whole, "plan": whole, "certain": pa.bool_()}
     pairs |= {"status": text, "result_code": whole, "reason": text}
     return pa.schema(invites), pa.schema(pairs)
+
+
+def stream_of_pairs(path: Path, requested: object) -> object:
+    """Return what `pairs.parquet` would hold now as a stream of the Arrow C interface."""
+    ledger, (_, schema) = CampaignLedger(path), _schemas()
+    ledger.open()  # here, so that its error is raised as it is
+
+    def batches() -> Iterator[Any]:
+        try:
+            yield from _table_rows(ledger, _PAIRS, schema)
+        finally:
+            ledger.close()
+
+    return stream_of(schema, batches(), requested)
 
 
 def check_partitions(partitions: Sequence[str], kind: InviteFormat) -> None:

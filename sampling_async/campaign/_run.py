@@ -180,6 +180,11 @@ class CampaignRun:
         self._must_be_entered()
         return self
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether the block was entered."""
+        return bool(self._number)
+
     def _must_be_entered(self) -> None:
         if not self._number:
             raise InvalidRequestError(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from attrs import Factory, asdict, field, frozen
+
+from sampling_async._contract.frames import html_table
+from sampling_async._contract.records import counted
 
 if TYPE_CHECKING:
     from attrs import Attribute
@@ -134,6 +137,9 @@ class Wait:
         return (self.ended - self.began).total_seconds()
 
 
+_ENDS: Final = ("invited", "rejected", "not_sent", "unknown", "skipped", "pending")
+
+
 def _asked_by_now(summary: Summary) -> int:
     """Return how many pairs were requested, if none of those that are pending was."""
     return summary.pairs.planned - summary.pairs.pending - summary.pairs.skipped
@@ -190,11 +196,11 @@ class Summary:
     possible_value: float = 0.0
     spent: float = 0.0
     currency_id: int | None = None
-    codes: tuple[CodeCount, ...] = ()
+    codes: tuple[CodeCount, ...] = field(default=(), repr=counted("codes"))
     skipped: Mapping[str, int] = field(factory=dict[str, int])
-    quotas: tuple[QuotaFill, ...] = ()
-    timeline: tuple[Moment, ...] = ()
-    waits: tuple[Wait, ...] = ()
+    quotas: tuple[QuotaFill, ...] = field(default=(), repr=counted("quotas"))
+    timeline: tuple[Moment, ...] = field(default=(), repr=counted("intervals"))
+    waits: tuple[Wait, ...] = field(default=(), repr=counted("waits"))
     limits: Mapping[str, str] = field(factory=dict[str, str])
 
     @property
@@ -206,6 +212,12 @@ class Summary:
     def success_rate(self) -> float:
         """The share of the requested pairs that ended in an invite, from 0 to 1."""
         return self.pairs.invited / self.asked if self.asked else 0.0
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks: the pairs by what became of them."""
+        rows = [(name, getattr(self.pairs, name)) for name in ("planned", *_ENDS)]
+        rows += [("requests", self.requests), ("members with an invite", self.invited_members)]
+        return html_table(f"{self.state}{': ' * bool(self.reason)}{self.reason}", ("pairs", ""), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it; times are ISO 8601 in UTC."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from sampling_async._contract.frames import arrow, utc_times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,19 +37,11 @@ _OF_RECORDS: Final = (
 )
 
 
-def arrow() -> Any:
-    """Import pyarrow, which has no types; an ImportError says what to install."""
-    try:
-        return import_module("pyarrow")
-    except ModuleNotFoundError as exc:
-        raise ImportError("pyarrow is missing: pip install 'sampling-async[panel]'") from exc
-
-
 def facts_table(facts: Sequence[Fact[Any]]) -> Any:
     pa = arrow()
-    moment, text, number = pa.timestamp("us", tz="UTC"), pa.string(), pa.int64()
+    text, number = pa.string(), pa.int64()
     types = {
-        **dict.fromkeys(("received_at", "at"), moment),
+        **dict.fromkeys(("received_at", "at"), utc_times()),
         **dict.fromkeys(("verified", "is_live"), pa.bool_()),
         **dict.fromkeys(("key", "validity", "state", "member_code", "reason", "kind", "posted_as"), text),
         **dict.fromkeys(("revenue", "amount"), pa.decimal128(38, 2)),

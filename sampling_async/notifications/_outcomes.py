@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
 
 from sampling_async._contract.checks import moment_of, number_from_0, text_of
+from sampling_async._contract.frames import ROWS, arrow, batch_of, stream_of, table_of, utc_times
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
-from sampling_async.notifications._arrow import arrow
 from sampling_async.notifications._entries import member_key, member_text
 from sampling_async.notifications._store import run_once
 from sampling_async.notifications._stores import AnyStore, sql_store_of
@@ -310,34 +311,33 @@ class OutcomeLedger:
 
     def read_arrow(self) -> Any:
         """Return what `to_arrow` returns, in this thread."""
-        pa = arrow()
-        moment = pa.timestamp("us", tz="UTC")
-        schema = pa.schema(
-            [
-                ("member_code", pa.string()),
-                ("survey_id", pa.int64()),
-                ("wave_id", pa.int64()),
-                ("quota_id", pa.int64()),
-                ("ending", pa.string()),
-                ("revenue", pa.decimal128(38, 2)),
-                ("reason", pa.string()),
-                ("invited_at", moment),
-                ("entered_at", moment),
-                ("ended_at", moment),
-                ("fact_id", pa.int64()),
-                ("is_auto_routed", pa.bool_()),
-            ]
-        )
-        rows = list(self.read_rows())
-        columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
-        columns["ending"] = [str(ending) for ending in columns["ending"]]
-        # A member code may hold what UTF-8 cannot: a lone surrogate.
-        for name in ("member_code", "reason"):
-            columns[name] = [text and text.encode("utf-8", "replace").decode() for text in columns[name]]
-        return pa.table(columns, schema=schema)
+        return table_of(_schema(), self._batches())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export all rows to another library, by the Arrow C stream interface, in constant memory.
+
+        They are read where the stream is used: in a service, call that in a thread.
+        """
+        return stream_of(_schema(), self._batches(), requested_schema)
+
+    def _batches(self) -> Iterator[Any]:
+        schema, rows = _schema(), self.read_rows()
+        while some := list(islice(rows, ROWS)):
+            columns = {name: [getattr(row, name) for row in some] for name in schema.names}
+            columns["ending"] = [str(ending) for ending in columns["ending"]]
+            yield batch_of(schema, columns)
 
     async def _written(self, operation: Callable[[SqlStore], T]) -> T:
         return await in_thread(lambda: run_once(self._store.copy(), operation))
+
+
+def _schema() -> Any:
+    pa = arrow()
+    text, whole, at = pa.string(), pa.int64(), utc_times()
+    columns = {"member_code": text, "survey_id": whole, "wave_id": whole, "quota_id": whole, "ending": text}
+    columns |= {"revenue": pa.decimal128(38, 2), "reason": text}
+    columns |= {"invited_at": at, "entered_at": at, "ended_at": at}
+    return pa.schema(columns | {"fact_id": whole, "is_auto_routed": pa.bool_()})
 
 
 class _InviteAccount:

@@ -149,17 +149,32 @@ class PostgresStore(SqlStore):
             if time.monotonic() < self._away_until:
                 raise StoreError(self._away)
             try:
-                with self._failing("cannot be opened"):
+                with self.failing("cannot be opened"):
                     self._writer = self._connected(may_make=True)
             except StoreError as exc:
                 self._away, self._away_until = str(exc), time.monotonic() + _AWAY_SECONDS
                 raise
         return self._writer
 
+    @contextmanager
+    def connection(self) -> Generator[Any]:
+        """Return a block with a new connection of psycopg, in autocommit mode, for tables of your own.
+
+        Its statements may take `timeout` seconds, and its search path is the schema.
+
+        Raises:
+            StoreError: The database cannot be reached.
+        """
+        with self.failing("cannot be reached"):
+            made = _driver().new_connection(self._options, self.schema, seconds=self.timeout)
+        with closing(made):
+            yield made
+
     def _error(self, reason: str, *, permanent: bool = False) -> StoreError:
         return StoreError(f"the store {self._shown} {reason}", permanent=permanent)
 
-    def _failing(self, what: str) -> AbstractContextManager[None]:
+    def failing(self, what: str) -> AbstractContextManager[None]:
+        """Return a block that raises errors of the database as a StoreError, without values and password."""
         block: AbstractContextManager[None] = _driver().failing(what, self._shown)
         return block
 
@@ -216,7 +231,7 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        with self._failing("cannot be written"):
+        with self.failing("cannot be written"):
             connection = self._begun()
             try:
                 yield
@@ -259,7 +274,7 @@ class PostgresStore(SqlStore):
     @contextmanager
     def reading(self, what: str, *, is_long: bool = False) -> Generator[Callable[..., Any]]:
         """Return a block with a function that runs a statement on a separate connection."""
-        with self._failing(what):
+        with self.failing(what):
             connection = None if is_long else self._idle_reader()
             if connection is None:
                 connection = self._connected(may_make=False, is_long=is_long)

@@ -1,0 +1,244 @@
+"""Write outcomes to a file or a database as they come, in constant memory: Parquet, and PostgreSQL by COPY.
+
+    counts = await write_parquet(client.fan_out(requests), "night.parquet")
+    counts = await write_postgres(client.fan_out(requests), "postgresql://partner@db/panel")
+
+For data frames of what is in memory, see `BulkInviteResult.to_arrow` and `Quotas.to_arrow`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, get_args
+
+import anyio
+
+from sampling_async._contract.checks import text_of, whole_number
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.frames import ROWS
+from sampling_async._pacing.threads import join_uncancelled, start
+from sampling_async._private_files import make_private
+from sampling_async._protocol.results import (
+    OUTCOME_COLUMNS,
+    OutcomeStatus,
+    outcome_batches,
+    outcome_columns,
+    outcome_schema,
+)
+from sampling_async.notifications import PostgresStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable, Sequence
+
+    from sampling_async import InviteOutcome
+    from sampling_async._contract.checks import Text
+
+T = TypeVar("T")
+
+__all__ = ["Outcomes", "write_parquet", "write_postgres"]
+
+Outcomes: TypeAlias = "AsyncIterable[InviteOutcome]"
+"""Where outcomes come from: `client.fan_out(...)`, a run of a campaign, `journal.outcomes()`, or any other."""
+
+_TABLE: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
+_SECONDS: Final = 1.0  # after so long, what has come is written with the next outcome
+_TYPES: Final = {"string": "text", "int64": "bigint", "float64": "double precision", "bool_": "boolean"}
+
+
+async def write_parquet(
+    outcomes: Outcomes, path: Text, *, replace: bool = False, rows: int = ROWS
+) -> dict[OutcomeStatus, int]:
+    """Write outcomes to a Parquet file, and return how many have each status. It needs the extra `panel`.
+
+    The columns are those of `BulkInviteResult.to_arrow`, so member codes and links are in the file: only its
+    owner can read it. A stream that was not entered is entered and left here, after the file was made. The file
+    has a name that ends in `.part` until it is complete. If the stream fails or is cancelled, what has come is
+    in that file, also the quota IDs whose outcome is `left_over`, and a note of the error names it. After a
+    kill it cannot be read: a `journal=` of the fan-out survives that.
+
+    Args:
+        outcomes: Where they come from.
+        path: The file.
+        replace: Whether to replace a file that is there.
+        rows: How many outcomes are kept in memory, and make a group of rows in the file.
+
+    Raises:
+        InvalidRequestError: The file is there, or one that ends in `.part`. Nothing was sent.
+        OSError: The file cannot be written.
+        ImportError: pyarrow is missing.
+    """
+    file = _ParquetFile(Path(text_of(path)), replace=replace)
+    return await _write(outcomes, file, whole_number(rows, "rows"), seconds=float("inf"))
+
+
+async def write_postgres(
+    outcomes: Outcomes,
+    dsn: Text,
+    *,
+    table: str = "sampling_outcomes",
+    schema: str = "public",
+    rows: int = ROWS,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[OutcomeStatus, int]:
+    """Append outcomes to a table of PostgreSQL by COPY, and return how many have each status.
+
+    It needs the extra `postgres`. The table is made if there is none: a row an outcome, with the
+    columns of `BulkInviteResult.to_arrow` and `written_at`. One that is there may have others, with defaults.
+    Rows are stored together: so many, or those of a second. If the stream fails or is cancelled, what has come
+    is stored before the error is raised, also the quota IDs whose outcome is `left_over`.
+
+    Args:
+        outcomes: Where they come from.
+        dsn: The address, as `postgresql://user@host:5432/database`.
+        table: The name of the table: small letters, digits and _.
+        schema: The schema of the table, also if the address names one for a store.
+        rows: How many outcomes are kept in memory at most.
+        clock: The clock, in seconds.
+
+    Raises:
+        InvalidRequestError: The address or a name cannot be read.
+        StoreError: The database cannot be reached or written. If it is so from the start, nothing was sent.
+        ImportError: psycopg is missing.
+    """
+    into = _PostgresTable(PostgresStore(dsn, schema=schema), table)
+    return await _write(outcomes, into, whole_number(rows, "rows"), seconds=_SECONDS, clock=clock)
+
+
+class _Sink(Protocol):
+    """Where outcomes are written to. Each method is called in a thread."""
+
+    def open(self) -> None: ...
+
+    def write(self, outcomes: Sequence[InviteOutcome]) -> None: ...
+
+    def close(self, *, complete: bool) -> str:
+        """End, opened or not; return what a user should know if it is not complete."""
+        ...
+
+
+async def _write(
+    outcomes: Outcomes,
+    sink: _Sink,
+    rows: int,
+    *,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[OutcomeStatus, int]:
+    counts: dict[OutcomeStatus, int] = dict.fromkeys(get_args(OutcomeStatus), 0)
+    unwritten: list[InviteOutcome] = []
+    stream: Any = outcomes
+    entered: Any = None
+    try:
+        await _joined(sink.open)
+        async with AsyncExitStack() as blocks:
+            if isinstance(outcomes, AbstractAsyncContextManager) and not getattr(outcomes, "is_entered", False):
+                stream = entered = await blocks.enter_async_context(outcomes)
+            began = clock()
+            async for outcome in stream:
+                counts[outcome.status] += 1
+                unwritten.append(outcome)
+                if len(unwritten) >= rows or clock() - began > seconds:
+                    await _joined(_flush, sink, unwritten)
+                    began = clock()
+        await _joined(_flush, sink, unwritten)
+    except BaseException as exc:
+        unwritten += getattr(entered, "left_over", ())
+        with anyio.CancelScope(shield=True):
+            exc.add_note(await _joined(_ended_early, sink, unwritten))
+        raise
+    await _joined(lambda: sink.close(complete=True))
+    return counts
+
+
+async def _joined(function: Callable[..., T], *values: Any) -> T:
+    # A thread that is left behind would write beside the next one.
+    return await join_uncancelled(start(function, *values))
+
+
+def _flush(sink: _Sink, unwritten: list[InviteOutcome]) -> None:
+    # Cleared in the thread: after a cancellation, what is written must not be written again.
+    if unwritten:
+        sink.write(unwritten)
+        unwritten.clear()
+
+
+def _ended_early(sink: _Sink, unwritten: list[InviteOutcome]) -> str:
+    lost = ""
+    try:
+        _flush(sink, unwritten)
+    except Exception as exc:  # noqa: BLE001  the error that ended the writing is raised already
+        lost = f"{len(unwritten)} outcomes could not be written ({type(exc).__name__}); "
+    try:
+        return lost + sink.close(complete=False)
+    except Exception as exc:  # noqa: BLE001  likewise
+        return f"{lost}what was written could not be closed ({type(exc).__name__})"
+
+
+class _ParquetFile:
+    def __init__(self, path: Path, *, replace: bool) -> None:
+        self._path, self._replace = path, replace
+        self._part = path.with_name(f"{path.name}.part")
+        self._writer: Any = None
+
+    def open(self) -> None:
+        if self._path.exists() and not self._replace:
+            raise InvalidRequestError(f"{self._path} is there; name another file, or give replace=True")
+        schema, parquet = outcome_schema(), import_module("pyarrow.parquet")
+        try:
+            make_private(self._part)
+        except FileExistsError:
+            raise InvalidRequestError(
+                f"{self._part} is left of a writing that ended early, and may hold invites; move it away"
+            ) from None
+        self._writer = parquet.ParquetWriter(self._part, schema)
+
+    def write(self, outcomes: Sequence[InviteOutcome]) -> None:
+        for batch in outcome_batches(outcomes, len(outcomes)):
+            self._writer.write_batch(batch)
+
+    def close(self, *, complete: bool) -> str:
+        if self._writer is None:
+            return "nothing was written"
+        self._writer.close()
+        if complete:
+            self._part.replace(self._path)
+        return f"what came before is in {self._part}"
+
+
+class _PostgresTable:
+    def __init__(self, store: PostgresStore, table: str) -> None:
+        if not _TABLE.fullmatch(table):
+            raise InvalidRequestError(f"table must be small letters, digits and _, not {table!r:.60}")
+        self._store, self._table = store, table
+        self._blocks = ExitStack()
+        self._connection: Any = None
+
+    def open(self) -> None:
+        self._connection = self._blocks.enter_context(self._store.connection())
+        columns = ", ".join(f"{name} {_TYPES[kind]}" for name, kind in OUTCOME_COLUMNS.items())
+        with self._store.failing("cannot be written"):
+            self._connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {self._table}"
+                f" ({columns}, written_at timestamptz NOT NULL DEFAULT now())"
+            )
+            # One that was there may lack columns. That is better known before anything is sent.
+            self._connection.execute(f"SELECT {', '.join(OUTCOME_COLUMNS)} FROM {self._table} LIMIT 0")
+
+    def write(self, outcomes: Sequence[InviteOutcome]) -> None:
+        columns = outcome_columns(outcomes)
+        copy = f"COPY {self._table} ({', '.join(columns)}) FROM STDIN"
+        with (
+            self._store.failing("cannot be written"),
+            self._connection.cursor() as cursor,
+            cursor.copy(copy) as rows,
+        ):
+            for row in zip(*columns.values(), strict=True):
+                rows.write_row(row)
+
+    def close(self, *, complete: bool) -> str:  # noqa: ARG002  what is written is stored already
+        self._blocks.close()
+        return f"what came before is in the table {self._table}"
