@@ -12,8 +12,11 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
+import anyio
 import pyarrow.parquet as pq
 import pytest
 from campaign_kit import forget_command
@@ -31,6 +34,8 @@ from cli_kit import (
 )
 
 from sampling_async import to_json
+from sampling_async.campaign import Campaign
+from sampling_async.notifications import OutcomeLedger
 from sampling_async.simulator import Fault, Latency, Simulator
 
 MEMBERS = 24
@@ -346,6 +351,27 @@ def test_a_store_of_notifications_needs_the_watch(service):
     with_store = ("--notifications", "store.db", "--watch", 0)
     Path("store.db").write_text("")
     assert "needs --watch" in campaign("panel.jsonl", "--out", "new", *with_store, code=2).stderr
+
+
+def test_rates_are_taken_from_the_ledger_of_outcomes(service):
+    started("--allocate", 2, out="first")
+
+    async def record() -> None:
+        invites = [each async for each in Campaign(None, ledger="first/campaign.ledger").invites()]
+        assert await OutcomeLedger("notifications.db").invited(invites, at=datetime(2026, 1, 1, tzinfo=UTC))
+
+    anyio.run(record)
+    plans = {}
+    for name, more in {"fixed": (), "learned": ("--rates-from", "notifications.db")}.items():
+        result = campaign("panel.jsonl", "--out", name, "--dry-run", "--json", "--workers", 1, *more)
+        plans[name] = lines(result)[0]["ExpectedValue"]
+    assert plans["learned"] < plans["fixed"]  # none of the invites has ended in a complete
+    with closing(sqlite3.connect("learned/campaign.ledger")) as database:
+        (saved,) = database.execute("SELECT value FROM facts WHERE name = 'command'").fetchone()
+    assert json.loads(saved)["rates_from"] == str(Path("notifications.db").absolute())
+    both = ("--rates-from", "notifications.db", "--rate", 0.5)
+    result = campaign("panel.jsonl", "--out", "both", "--dry-run", *both, code=2)
+    assert "give one of them" in result.stderr
 
 
 def test_a_member_is_erased_from_a_ledger_and_its_numbers_stay(service):

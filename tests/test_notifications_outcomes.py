@@ -440,3 +440,26 @@ def test_a_ledger_takes_no_store_of_another_kind():
 
     with pytest.raises(InvalidRequestError, match="needs a SqliteStore or a PostgresStore"):
         OutcomeLedger(AnotherStore())
+
+
+# --- Learned rates
+
+
+async def test_rates_are_the_share_of_invites_that_ended_in_a_complete(ledger, path):
+    made = [invited(f"m{n}", 1100 + n % 2) for n in range(10)]
+    await ledger.invited(made, at=NOW - timedelta(hours=7))
+    await ledger.invited([invited("young")], at=NOW - timedelta(hours=1))
+    await ledger.invited([invited("old")], at=NOW - timedelta(days=40))
+    async with Inbox(path, secrets=SECRET, clock=NOW.timestamp) as inbox:
+        for number in (0, 2, 3):
+            await post(inbox, "completion", fields_of(f"m{number}"))
+        await post(inbox, "completion", fields_of("m3", Revenue=1))  # a correction is no second complete
+        await post(inbox, "terminate", fields_of("m4", TERMINATE))
+    rates = await ledger.rates(since=NOW - timedelta(days=30))
+    assert (rates.surveys, rates.quotas) == ({2401: (10, 3)}, {1100: (5, 2), 1101: (5, 1)})
+    assert (await ledger.rates()).surveys == {2401: (11, 3)}
+    assert (await ledger.rates(younger=0)).surveys == {2401: (12, 3)}
+    with pytest.raises(InvalidRequestError, match="time zone"):
+        await ledger.rates(since=datetime(2026, 1, 1))  # noqa: DTZ001
+    with pytest.raises(InvalidRequestError, match="younger"):
+        await ledger.rates(younger=-1)

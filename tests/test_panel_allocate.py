@@ -12,7 +12,7 @@ from matching_kit import FEMALE, GENDER, MALE, OTHER, panel_of, quota, row, sub_
 from panel_kit import divide, generated_panel
 
 from sampling_async import InvalidRequestError, Price
-from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, TopK
+from sampling_async.matching import Allocate, Counts, LearnedRates, PanelMatcher, QuotaIndex, TopK
 
 WORTH = {1: 2.0, 2: 1.0}
 MEN_ONLY = survey(quota([sub_quota(row(GENDER, MALE))], quota_id=2), survey_id=30)
@@ -251,6 +251,22 @@ def test_the_room_is_what_is_needed_by_the_rates():
         1: 50,
         2: 7,
     }
+
+
+def test_learned_rates_are_the_value_and_the_room_in_place_of_the_incidence_rate():
+    index = QuotaIndex(
+        [
+            survey(quota(quota_id=1, remaining=6), survey_id=10, ir=50, price=Price(1.0, 1)),
+            survey(quota(quota_id=2, remaining=6), survey_id=20, ir=50, price=Price(1.5, 1)),
+        ]
+    )
+    learned = LearnedRates(surveys={10: (980, 490), 20: (980, 0)}, quotas={2: (980, 0)}, weight=20)
+    assert counts_of(allocated(index, people(2, 0), Allocate(1))) == {2: 2}  # the higher price
+    assert counts_of(allocated(index, people(2, 0), Allocate(1, rates=learned))) == {1: 2}
+    terms = PanelMatcher(index, Allocate(rates=learned)).terms()
+    assert terms.rooms[1] == pytest.approx(6 / 0.4951, abs=1)
+    assert terms.values[1] == pytest.approx(0.4951, abs=0.0001)
+    assert terms.values[2] < 0.01
 
 
 @pytest.mark.parametrize("remaining", [0, -10, -10_000])

@@ -17,9 +17,8 @@ from notifications_kit import SECRET
 from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
 
 from sampling_async import InviteOutcome, ResultCode, RetryPolicy
-from sampling_async.matching import Member
+from sampling_async.matching import LearnedRates, Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
-from sampling_async.notifications._rates import Rates
 from sampling_async.notifications._stores import sql_store_of
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
 from sampling_async.routing._links import Changes, Wish, begin, settle
@@ -307,13 +306,13 @@ async def test_once_a_day_what_is_older_than_the_router_remembers_goes(new_addre
 async def test_quotas_are_valued_off_the_event_loop(monkeypatch):
     """Also when the shares of completes are read anew: 8,000 quotas take some milliseconds."""
     monkeypatch.setattr("sampling_async.routing._router._FOLLOW_SECONDS", 0.01)
-    chance, threads, clock = Rates.chance, [], Clock()
+    chance, threads, clock = LearnedRates.chance, [], Clock()
 
     def noted(*arguments):
         threads.append(get_ident())
         return chance(*arguments)
 
-    monkeypatch.setattr(Rates, "chance", noted)
+    monkeypatch.setattr(LearnedRates, "chance", noted)
     async with router_of(Panel(1, 2), clock=clock) as router:
         assert ids(router.offers(MEMBER)) == [2, 1]
         clock.now += 601

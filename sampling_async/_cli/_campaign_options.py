@@ -83,6 +83,11 @@ class Settings:
         "X", "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1."
     )
     rate: float | None = _of_plan("X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.")
+    rates_from: str | None = _of_plan(
+        "FILE|ADDRESS",
+        "The store of `notifications serve`: quotas and surveys are valued and filled by the share of their "
+        "invites that ended in a complete so far, in place of the IR and --rate.",
+    )
     cost: float | None = _of_plan("X", "What an invite costs you. Default: 0.", min=0)
     watch: float | None = _of_run(
         "SECONDS",
@@ -113,7 +118,9 @@ class Settings:
         )
 
 
-_OF_THE_PLAN: Final = ("column", "bands", "at_least_one", "allocate", "overshoot", "rate", "cost")
+_OF_THE_PLAN: Final = (
+    *("column", "bands", "at_least_one", "allocate", "overshoot", "rate", "rates_from", "cost"),
+)
 
 DEFAULTS: Final = Settings(
     at_least_one=False, allocate=5, overshoot=1.0, rate=1.0, cost=0.0, watch=60.0, max_turns=3, format="parquet"

@@ -19,7 +19,7 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign_options import LimitOptions, RunOptions, SavedOptions, Settings
+from sampling_async._cli._campaign_options import DEFAULTS, LimitOptions, RunOptions, SavedOptions, Settings
 from sampling_async._cli._campaign_view import Display, RunMetrics
 from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._panel_files import read_inventory
@@ -34,13 +34,14 @@ from sampling_async.campaign._planning import plan_of
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
-from sampling_async.notifications import Inbox, PostgresStore
+from sampling_async.notifications import Inbox, OutcomeLedger, PostgresStore
 from sampling_async.notifications._postgres import is_dsn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from sampling_async import SamplingClient
+    from sampling_async._protocol.rates import LearnedRates
     from sampling_async.campaign import CampaignRun, Summary
     from sampling_async.campaign._ledger import CampaignLedger
 
@@ -146,7 +147,7 @@ class CampaignJob:
             Campaign,
             panel=saved.panel,
             ledger=self._ledger,
-            allocate=_allocate(settings),
+            allocate=_allocate(settings, _rates_of(settings)),
             limits=limits,
             cost=settings.cost or 0.0,
             columns=match.renamed(OTHERS | {INVITES_LEFT}),
@@ -227,8 +228,24 @@ def resume_command(folder: Path) -> str:
     return f"sampling-async campaign run --out {quoted(folder)}"
 
 
-def _allocate(settings: Settings) -> Allocate:
-    return Allocate(settings.allocate or 5, overshoot=settings.overshoot or 1.0, rates=settings.rate or 1.0)
+def _allocate(settings: Settings, rates: LearnedRates | float) -> Allocate:
+    return Allocate(settings.allocate or 5, overshoot=settings.overshoot or 1.0, rates=rates)
+
+
+def _rates_of(settings: Settings) -> LearnedRates | float:
+    if settings.rates_from is None:
+        return settings.rate or 1.0
+    return anyio.run(OutcomeLedger(existing_store(settings.rates_from)).rates)
+
+
+def _require_saveable(option: str, address: str) -> None:
+    """Refuse the address of a store that holds a password, because it is saved with the campaign."""
+    store = existing_store(address)
+    if isinstance(store, PostgresStore) and store.has_password:
+        raise InvalidRequestError(
+            f"{option} is saved with the campaign: leave the password out of the address, and give it in"
+            " PGPASSWORD or ~/.pgpass"
+        )
 
 
 def _checked(saved: SavedOptions) -> SavedOptions:
@@ -240,25 +257,28 @@ def _checked(saved: SavedOptions) -> SavedOptions:
         if value is not None and value <= 0:
             raise InvalidRequestError(f"{option} must be above 0, not {value:g}")
     if settings.notifications is not None:
-        store = existing_store(settings.notifications)
-        if isinstance(store, PostgresStore) and store.has_password:
-            raise InvalidRequestError(
-                "--notifications is saved with the campaign: leave the password out of the address, and give it"
-                " in PGPASSWORD or ~/.pgpass"
-            )
+        _require_saveable("--notifications", settings.notifications)
         if not settings.watch:
             raise InvalidRequestError("--notifications needs --watch: both are about what is closed meanwhile")
-    _allocate(settings)
+    if settings.rates_from is not None:
+        if settings.rate not in (None, DEFAULTS.rate):
+            raise InvalidRequestError("--rate and --rates-from are two sources of one number: give one of them")
+        _require_saveable("--rates-from", settings.rates_from)
+    _allocate(settings, settings.rate or 1.0)
     return saved
 
 
 def _absolute(settings: Settings) -> Settings:
-    bands, store = settings.bands, settings.notifications
     return evolve(
         settings,
-        bands=None if bands is None else bands.absolute(),
-        notifications=store if store is None or is_dsn(store) else str(Path(store).absolute()),
+        bands=None if settings.bands is None else settings.bands.absolute(),
+        notifications=_absolute_store(settings.notifications),
+        rates_from=_absolute_store(settings.rates_from),
     )
+
+
+def _absolute_store(store: str | None) -> str | None:
+    return store if store is None or is_dsn(store) else str(Path(store).absolute())
 
 
 def _absolute_panel(panel: str | None) -> str | None:

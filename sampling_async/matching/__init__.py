@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.records import Participation
+from sampling_async._protocol.rates import LearnedRates
 from sampling_async.matching._conditions import AGE_ANSWERS, Bands, MatchPolicy, Profile, QuestionKinds, Truth
 from sampling_async.matching._evaluate import Reason
 from sampling_async.matching._index import Member, QuotaIndex, UnknownQuotaError
@@ -50,6 +51,7 @@ __all__ = [
     "Counts",
     "Diagnostic",
     "Following",
+    "LearnedRates",
     "LiveIndex",
     "MatchPolicy",
     "MatchResult",

@@ -22,6 +22,7 @@ from sampling_async._contract.frames import ROWS, arrow, batch_of, stream_of, ta
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._entries import member_key, member_text
+from sampling_async.notifications._rates import read_rates
 from sampling_async.notifications._store import run_once
 from sampling_async.notifications._stores import AnyStore, sql_store_of
 from sampling_async.notifications._understanding import added, difference, of_hundredths
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from sampling_async import InviteOutcome
     from sampling_async._contract.checks import Text
+    from sampling_async._protocol.rates import LearnedRates
     from sampling_async.notifications._sql import SqlStore
 
 _JOINED: Final = """
@@ -100,6 +102,7 @@ def _joined(store: SqlStore) -> Iterator[Mapping[str, Any]]:
 
 T = TypeVar("T")
 _HOUR: Final = 3600.0
+_UNDECIDED: Final = 6 * _HOUR
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -280,6 +283,22 @@ class OutcomeLedger:
             counts.setdefault((row.survey_id, row.wave_id, row.quota_id), _QuotaCounts()).add(row)
         ordered = sorted(counts, key=lambda place: (place[0], place[1], place[2] or 0))
         return [counts[place].funnel(*place) for place in ordered]
+
+    async def rates(self, *, younger: float = _UNDECIDED, since: datetime | None = None) -> LearnedRates:
+        """Return the share of invites that ended in a complete, by quota and survey.
+
+            Allocate(5, rates=await ledger.rates())
+
+        Args:
+            younger: Invites that are younger than so many seconds do not count: they may still end.
+            since: Invites made before do not count; it has a time zone.
+
+        Raises:
+            InvalidRequestError: `since` has no time zone.
+        """
+        first = 0.0 if since is None else moment_of(since, "since")
+        last = self._clock() - number_from_0(younger, "younger", "seconds")
+        return await in_thread(lambda: read_rates(self._store.copy(), first, last, entered=False))
 
     async def overdue(self, hours: float) -> list[OutcomeRow]:
         """Return the invites without an end that are older than so many hours.

@@ -13,9 +13,10 @@ from anyio.lowlevel import checkpoint
 
 from sampling_async._contract.logs import FailureLog
 from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.rates import LearnedRates
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._entries import member_text
-from sampling_async.notifications._rates import Rates, read_rates
+from sampling_async.notifications._rates import read_rates
 from sampling_async.routing._history import DAY
 from sampling_async.routing._links import Changes, apply
 from sampling_async.routing._route import Offer
@@ -55,7 +56,7 @@ class OfferBook:
         self._changes = Changes(store, seconds)
         self._histories: dict[str, MemberHistory] = {}
         self._read_on: float | None = None  # the UTC day on which all histories were read
-        self._rates = Rates()
+        self._rates = LearnedRates()
         self._rates_at = -inf
         # The values of the quotas of each part of the index, as long as it lives.
         self._values: WeakKeyDictionary[CompiledPart, list[tuple[float, int]]] = WeakKeyDictionary()
@@ -78,7 +79,7 @@ class OfferBook:
             if not self._rates_at <= now < self._rates_at + _RATES_SECONDS:
                 # What was entered a moment ago has had no time to end.
                 since, until = now - self._seconds, now - _UNDECIDED_SECONDS
-                self._rates, self._rates_at = await in_thread(read_rates, self._store, since, until), now
+                self._rates, self._rates_at = await in_thread(self._read_rates, since, until), now
                 self._values.clear()
         except StoreError as exc:
             self.store_failure.failed(exc)
@@ -89,6 +90,10 @@ class OfferBook:
             for part, _ in self._live.index.quota_ids.parts():
                 if part not in self._values:
                     await in_thread(self._values_of, part)
+
+    def _read_rates(self, since: float, until: float) -> LearnedRates:
+        # Of invites that were entered: whoever clicks does enter.
+        return read_rates(self._store, since, until, entered=True)
 
     def learn(self, member_code: str, history: MemberHistory) -> None:
         """Take over what the store knows of a member."""
@@ -144,7 +149,7 @@ class OfferBook:
         if found is None:
             chance = self._rates.chance
             surveys = (target.survey for target in part.targets)
-            each = (survey.price.amount * chance(survey.survey_id, survey.ir) for survey in surveys)
+            each = (survey.price.amount * chance(survey) for survey in surveys)
             found = self._values[part] = sorted(
                 ((value, bit) for bit, value in enumerate(each)), key=lambda both: (-both[0], both[1])
             )

@@ -116,12 +116,19 @@ _SHARE: Final[Any] = [attrs.validators.ge(0), attrs.validators.le(1)]
 _SECONDS: Final[Any] = attrs.validators.ge(0)
 
 
+def _shares(owner: object, attribute: attrs.Attribute[Any], value: float | Mapping[int, float]) -> None:
+    for each in value.values() if isinstance(value, Mapping) else (value,):
+        for check in _SHARE:
+            check(owner, attribute, each)
+
+
 @frozen(kw_only=True)
 class Notifying:
     """What the simulator sends notifications about, and how badly. Shares are from 0 to 1.
 
     Attributes:
-        completes: The share of invites that end in a complete; the others end in a terminate.
+        completes: The share of invites that end in a complete; the others end in a terminate. Where quotas
+            differ, the shares by quota ID; those of a quota that is missing all end in a terminate.
         survey_seconds: How long a member's survey takes.
         late: The share that is sent `late_seconds` later than it happened, and so out of order.
         late_seconds: The delay of late notifications.
@@ -135,7 +142,7 @@ class Notifying:
         shared_secret: Signs notifications about members (EncryptedValue); empty: they are not signed.
     """
 
-    completes: float = field(default=0.5, validator=_SHARE)
+    completes: float | Mapping[int, float] = field(default=0.5, validator=_shares)
     survey_seconds: float = field(default=0.0, validator=_SECONDS)
     late: float = field(default=0.0, validator=_SHARE)
     late_seconds: float = field(default=1.0, validator=_SECONDS)
@@ -239,7 +246,8 @@ class Outbox:
         self._notify("invite", {**member, "DateTime": self._seconds_text(now)}, now)
         end = now + notifying.survey_seconds
         ended = {**member, "DateTime": self._seconds_text(end), "AdditionalData": url.partition("?")[2]}
-        if self._random.random() >= notifying.completes:
+        share = notifying.completes
+        if self._random.random() >= (share.get(quota_id, 0.0) if isinstance(share, Mapping) else share):
             self._notify("terminate", {**ended, "Reason": self._random.choice(_REASONS)}, end)
             return
         revenue = round(survey.price.amount * 100)

@@ -111,7 +111,9 @@ class Allocate:
             `Survey` and the `Quota`. Default: the price times the IR.
         weight: A column of the panel, a number of 0 or more by which the value counts for a member, such as its
             expected response; null counts as 1. Any expression of your columns can make it.
-        rates: The share of invites that members follow: one number, or by quota ID. Default: 1, not known.
+        rates: The share of invites that members follow: one number, or by quota ID. Default: 1, not known. With
+            the `LearnedRates` of a ledger of outcomes, the share of invites that end in a complete, by which
+            the price is multiplied in place of the IR.
         overshoot: A factor for the default room: 1.2 is a fifth more.
         possible: The value of a possible match as a share of that of a certain one; 0 leaves it out.
         reserves: How many further quotas of a member are listed at most; 0 for none.

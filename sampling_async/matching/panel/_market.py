@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from sampling_async import InvalidRequestError
+from sampling_async._protocol.rates import LearnedRates, qualifying
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 Value: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | None"
 """What an invite is worth: by quota ID, by a function, or None for the price times IR."""
 
-Rates: TypeAlias = "Mapping[int, float] | float"
-"""The share of invites that members follow: by quota ID, or one number."""
+Rates: TypeAlias = "LearnedRates | Mapping[int, float] | float"
+"""The share of invites that members follow: by quota ID, or one number; or what was learned of each quota."""
 
-_PERCENT: Final = 100
+_LEAST: Final = 1e-6  # of a share, by which completes are divided
 _MOST: Final = 2**40  # more invites than any panel has members
 
 
@@ -88,6 +89,8 @@ def market_of(
 ) -> Market:
     """Return the market of some quotas; see `Allocate` for the arguments."""
     count = len(targets)
+    if isinstance(rates, LearnedRates):
+        rates = rates.fitted(target.survey for target in targets)
     values, rooms = np.zeros(count), np.zeros(count, dtype=np.int64)
     numbers: dict[int, int] = {}
     surveys = np.zeros(count, dtype=np.int64)
@@ -96,8 +99,10 @@ def market_of(
     for at, target in enumerate(targets):
         survey, quota = target.survey, target.quota
         surveys[at] = numbers.setdefault(survey.survey_id, len(numbers))
-        values[at] = _value(value, survey, quota)
         share = _share(rates, survey, quota)
+        values[at] = _value(
+            value, survey, quota, share if isinstance(rates, LearnedRates) else qualifying(survey)
+        )
         if room is None:
             rooms[at] = _invites(quota.estimated_completes_remaining * overshoot / share)
         else:
@@ -117,23 +122,20 @@ def market_of(
     return Market(values, rooms, surveys, survey_rooms, np.zeros(count), np.ones(count))
 
 
-def _value(value: Value, survey: Survey, quota: Quota) -> float:
+def _value(value: Value, survey: Survey, quota: Quota, chance: float) -> float:
     if value is None:
-        return float(survey.price.amount) * _qualifying(survey)
+        return float(survey.price.amount) * chance
     found = value.get(quota.quota_id, 0.0) if isinstance(value, Mapping) else value(survey, quota)
     return _number(found, f"value of quota {quota.quota_id}")
 
 
 def _share(rates: Rates, survey: Survey, quota: Quota) -> float:
+    if isinstance(rates, LearnedRates):
+        return max(rates.chance(survey, quota.quota_id), _LEAST)
     rate = rates.get(quota.quota_id, 1.0) if isinstance(rates, Mapping) else rates
     if not 0 < _number(rate, f"rate of quota {quota.quota_id}") <= 1:
         raise InvalidRequestError(f"the rate of quota {quota.quota_id} must be above 0 and at most 1: {rate!r}")
-    return rate * _qualifying(survey)
-
-
-def _qualifying(survey: Survey) -> float:
-    # Real bodies have an IR of 0, which then is not known.
-    return min(survey.ir, _PERCENT) / _PERCENT if survey.ir > 0 else 1.0
+    return rate * qualifying(survey)
 
 
 def _number(value: object, what: str) -> float:

@@ -1,0 +1,63 @@
+"""How many invites end in a complete: the incidence rate, and what invites and completes so far have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sampling_async._contract.records import Survey
+
+_WEIGHT: Final = 20.0
+_PERCENT: Final = 100.0
+
+
+def qualifying(survey: Survey) -> float:
+    """Return the share of people who qualify, from 0 to 1. Real bodies have an IR of 0, which is not known."""
+    return min(survey.ir, _PERCENT) / _PERCENT if survey.ir > 0 else 1.0
+
+
+@frozen(kw_only=True)
+class LearnedRates:
+    """The share of invites that end in a complete, by quota and survey, as `OutcomeLedger.rates` returns it.
+
+    A quota with few invites is drawn towards its survey, and a survey with few towards its incidence rate times
+    `follow`: the share of a quota is that of its invites and of `weight` more, whose share is that of its
+    survey.
+
+    Attributes:
+        surveys: Invites, and those of them that ended in a complete, by survey ID.
+        quotas: The same by quota ID.
+        weight: How many invites the expectation counts for.
+        follow: The share of invites that a member follows who would qualify. `fitted` learns it.
+    """
+
+    surveys: Mapping[int, tuple[int, int]] = field(factory=dict[int, tuple[int, int]], repr=False)
+    quotas: Mapping[int, tuple[int, int]] = field(factory=dict[int, tuple[int, int]], repr=False)
+    weight: float = _WEIGHT
+    follow: float = 1.0
+
+    def chance(self, survey: Survey, quota_id: int | None = None) -> float:
+        """Return the chance that an invite ends in a complete, from 0 to 1: of a quota, or of its survey."""
+        chance = self._drawn(self.surveys.get(survey.survey_id), min(1.0, self.follow * qualifying(survey)))
+        return chance if quota_id is None else self._drawn(self.quotas.get(quota_id), chance)
+
+    def _drawn(self, counts: tuple[int, int] | None, expected: float) -> float:
+        invites, completes = counts or (0, 0)
+        return (completes + self.weight * expected) / (invites + self.weight)
+
+    def fitted(self, surveys: Iterable[Survey]) -> LearnedRates:
+        """Return these rates with `follow` as the invites of some surveys have shown it.
+
+        It is what a survey is drawn towards of which nothing is known yet.
+        """
+        completes, expected = self.weight, self.weight
+        for survey in {each.survey_id: each for each in surveys}.values():
+            invites, completed = self.surveys.get(survey.survey_id, (0, 0))
+            completes += completed
+            expected += invites * qualifying(survey)
+        return evolve(self, follow=completes / expected)
