@@ -3,11 +3,11 @@
     python benchmarks/learned_rates.py
     python benchmarks/learned_rates.py --weeks 3 --invites 1500
 
-Each night a campaign asks a simulated service for so many invites; members of another part of the panel are awake
-each night. The quotas of a survey end in completes by shares of their own, around the IR times the share of members
-who follow an invite. Both weeks have the same service, members, shares and numbers of invites. The first plans by
-price times IR, as by default; the second by `OutcomeLedger.rates()`. Completes and revenue are read from the ledger
-of outcomes, which has them from notifications.
+Each night a campaign asks a simulated service for so many invites; members of another part of the panel are
+awake each night. The quotas of a survey end in completes by shares of their own, around the IR times the share
+of members who follow an invite. Both weeks have the same service, members, shares and numbers of invites. The
+first plans by price times IR, as by default; the second by `OutcomeLedger.rates()`. Completes and revenue are
+read from the ledger of outcomes, which has them from notifications.
 """
 
 from __future__ import annotations

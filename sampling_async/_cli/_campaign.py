@@ -153,13 +153,22 @@ def report(
         InviteFormat | None,
         option("parquet|jsonl", "As for `run`. Default: what the run was given.", "--format"),
     ] = None,
+    notifications: Annotated[
+        str | None,
+        option(
+            "FILE|ADDRESS",
+            "The store of `notifications serve`: completes, terminates, revenue and reconciliations are in the "
+            "report then. Default: what the run was given.",
+        ),
+    ] = None,
 ) -> None:
     """Write the files of a campaign again, from its ledger, even while it runs.
 
     They are the invites, the pairs, summary.json, and report.html, a page
     that needs nothing else and holds no member codes.
     """
-    _loaded("jinja2").write_report(folder, Settings(partition=partition, format=format_))
+    settings = Settings(partition=partition, format=format_, notifications=notifications)
+    _loaded("jinja2").write_report(folder, settings)
 
 
 def _loaded(*others: str) -> Any:

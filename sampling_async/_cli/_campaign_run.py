@@ -34,7 +34,7 @@ from sampling_async.campaign._planning import plan_of
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
-from sampling_async.notifications import Inbox, OutcomeLedger, PostgresStore
+from sampling_async.notifications import Inbox, OutcomeLedger, PostgresStore, StoreError
 from sampling_async.notifications._postgres import is_dsn
 
 if TYPE_CHECKING:
@@ -224,6 +224,10 @@ class CampaignJob:
             raise typer.Exit(INCOMPLETE)
 
 
+def _outcomes_of(settings: Settings) -> OutcomeLedger | None:
+    return None if settings.notifications is None else OutcomeLedger(existing_store(settings.notifications))
+
+
 def resume_command(folder: Path) -> str:
     return f"sampling-async campaign run --out {quoted(folder)}"
 
@@ -314,12 +318,7 @@ class _ShownRun:
                 failure = exc
             self._signals.on_first_signal = None
             if self._display is not None:
-                summary = await self._campaign(client).write(
-                    self.folder,
-                    partitions=self._settings.partition or (),
-                    kind=self._settings.format or "parquet",
-                    title=title_of(self.folder),
-                )
+                summary = await self._write(self._campaign(client))
                 self._display.metrics.ended_as = "stopped" if summary.pairs.pending else summary.state
                 self._display.write_line()
                 self._show_end(summary, self._display.metrics.run)
@@ -332,6 +331,21 @@ class _ShownRun:
         if not summary.pairs.pending + summary.pairs.unknown + summary.pairs.not_sent:
             return DONE
         return self._display.metrics.tally.exit_code() or INCOMPLETE
+
+    async def _write(self, campaign: Campaign) -> Summary:
+        settings = self._settings
+        write = partial(
+            campaign.write,
+            self.folder,
+            partitions=settings.partition or (),
+            kind=settings.format or "parquet",
+            title=title_of(self.folder),
+        )
+        try:
+            return await write(outcomes=_outcomes_of(settings))
+        except StoreError as exc:
+            show.note(f"The files are without completes and revenue: {exc}")
+            return await write()
 
     async def _run(self, client: SamplingClient) -> None:
         async with following(client, self._settings) as live:
@@ -440,8 +454,17 @@ def write_report(folder: Path, given: Settings) -> None:
     def write(ledger: CampaignLedger) -> None:
         settings = given.over(saved_in(ledger).settings)
         partitions, kind = settings.partition or (), settings.format or "parquet"
-        title = title_of(folder)
-        write_files(ledger, LESSONS, folder, CancelFlag(), partitions=partitions, kind=kind, title=title)
+        title, outcomes = title_of(folder), _outcomes_of(settings)
+        write_files(
+            ledger,
+            LESSONS,
+            folder,
+            CancelFlag(),
+            partitions=partitions,
+            kind=kind,
+            title=title,
+            outcomes=outcomes,
+        )
 
     _in_ledger(folder, write)
     show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")

@@ -14,6 +14,8 @@ from sampling_async.campaign._run import CampaignRun
 from sampling_async.campaign._summary import (
     CampaignState,
     CodeCount,
+    Conversion,
+    Ends,
     Moment,
     Pairs,
     QuotaFill,
@@ -28,7 +30,9 @@ __all__ = [
     "CampaignRun",
     "CampaignState",
     "CodeCount",
+    "Conversion",
     "Cost",
+    "Ends",
     "InviteFormat",
     "LedgerError",
     "Lesson",

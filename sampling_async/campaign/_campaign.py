@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sampling_async.campaign._planning import Cost, Panel
     from sampling_async.campaign._summary import Summary
     from sampling_async.matching import MatchPolicy, QuestionKinds
+    from sampling_async.notifications import OutcomeLedger
 
 T = TypeVar("T")
 
@@ -271,13 +272,17 @@ class Campaign:
 
     # --- What became of it
 
-    async def summary(self) -> Summary:
+    async def summary(self, outcomes: OutcomeLedger | None = None) -> Summary:
         """Return what became of the campaign so far, whether a run is active or not.
+
+        Args:
+            outcomes: A ledger of outcomes: what the invites have brought is in `Summary.ends` then.
 
         Raises:
             LedgerError: The ledger cannot be read, or has no plan.
+            StoreError: The outcomes cannot be read.
         """
-        return await self._reading(lambda ledger: summary_of(ledger, self._rules))
+        return await self._reading(lambda ledger: summary_of(ledger, self._rules, outcomes))
 
     async def invites(self) -> AsyncIterator[InviteOutcome]:
         """Yield the invites of all runs so far, in the order in which they were made, as outcomes.
@@ -315,6 +320,7 @@ class Campaign:
         partitions: Sequence[str] = (),
         kind: InviteFormat = "parquet",
         title: str = "Campaign",
+        outcomes: OutcomeLedger | None = None,
     ) -> Summary:
         """Write the files of the campaign to a folder, each when it is complete, and return the summary.
 
@@ -327,11 +333,14 @@ class Campaign:
             partitions: Any of survey_id, wave_id, quota_id, day: invites are divided into folders by them.
             kind: The format of the invites.
             title: The title of the report.
+            outcomes: A ledger of outcomes: the report and the summary have completes, terminates, revenue and
+                reconciliations then, by survey, quota and hour. Call this again later, when more have ended.
 
         Raises:
             InvalidRequestError: There is no such partition or format, a file cannot be written, or the folder
                 holds files in their place that are not of this campaign.
             LedgerError: The ledger cannot be read, or has no plan.
+            StoreError: The outcomes cannot be read.
             ImportError: Jinja2 is missing, of the extra `panel`.
         """
         check_partitions(partitions, kind)
@@ -341,7 +350,14 @@ class Campaign:
             return with_ledger(
                 self.ledger,
                 lambda ledger: write_files(
-                    ledger, self._rules, where, wanted, partitions=partitions, kind=kind, title=title
+                    ledger,
+                    self._rules,
+                    where,
+                    wanted,
+                    partitions=partitions,
+                    kind=kind,
+                    title=title,
+                    outcomes=outcomes,
                 ),
             )
 

@@ -51,6 +51,13 @@ def bar(whole: float, parts: Mapping[str, float]) -> Markup:
     return _tag("svg", *_segments(whole, parts), aria_hidden="true")
 
 
+def span_bar(low: float, high: float) -> Markup:
+    """Return a small bar for a table that shows from where to where a share lies."""
+    width = max(_share_of(high - low, 1), 0.01)
+    rect = _tag("rect", x=_across(_share_of(low, 1)), width=_across(width), class_="f-line")
+    return _tag("svg", rect, aria_hidden="true")
+
+
 def stacked_bar(parts: Mapping[str, float], label: str) -> Markup:
     segments = _segments(sum(parts.values()), parts)
     return _tag("svg", _tag("title", label), *segments, class_="account", role="img", aria_label=label)
@@ -121,6 +128,10 @@ class Span:
         ended = max(_stamp(moment.at) + moment.seconds for moment in moments)
         return cls(began, max(ended, began + 0.001))
 
+    @classmethod
+    def of_places(cls, began: datetime, seconds: float, places: int) -> Span:
+        return cls(_stamp(began), _stamp(began) + seconds * places)
+
     def share(self, stamp: float) -> float:
         return _share_of(stamp - self.began, self.ended - self.began)
 
@@ -151,6 +162,23 @@ def _time_texts(stamp: float, step: float) -> tuple[str, str]:
     if step >= _DAY:
         return day, str(when.year)
     return f"{when:%H:%M}" if step >= _MINUTE else f"{when:%H:%M:%S}", day
+
+
+def columns(values: Sequence[int], began: datetime, seconds: float, *, label: str, unit: str) -> Markup:
+    """Return a bar for each of some times, one after the other, with round times below."""
+    span, scale, width = Span.of_places(began, seconds, len(values)), Scale(max(values)), 1 / len(values)
+    bars = (
+        _tag(
+            "rect",
+            x=_across(place * width),
+            width=_across(0.9 * width),
+            y=_TOP + float(_up(scale, value)),
+            height=round(_HEIGHT * scale.share(value), 1),
+            class_="f-invited",
+        )
+        for place, value in enumerate(values)
+    )
+    return _chart(label, *_grid(scale, unit), *bars, *_time_axis(span))
 
 
 # --- Charts over time

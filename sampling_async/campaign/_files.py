@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async._protocol.lessons import Rule
     from sampling_async.campaign._summary import Summary
+    from sampling_async.notifications import OutcomeLedger
 
 InviteFormat: TypeAlias = Literal["parquet", "jsonl"]
 """The format of the invites: Parquet, or lines of JSON."""
@@ -96,6 +97,7 @@ def write_files(
     partitions: Sequence[str] = (),
     kind: InviteFormat = "parquet",
     title: str = "Campaign",
+    outcomes: OutcomeLedger | None = None,
 ) -> Summary:
     """Write all files of a campaign. Each appears when it is complete, and replaces an older one."""
     check_partitions(partitions, kind)
@@ -104,7 +106,7 @@ def write_files(
     except ModuleNotFoundError as exc:
         install = "python -m pip install 'sampling-async[panel]'"
         raise ImportError(f"the report needs {exc.name}: {install}", name=exc.name) from exc
-    summary = summary_of(ledger, rules)
+    summary = summary_of(ledger, rules, outcomes)
     invites, pairs = _schemas()
     try:
         folder.mkdir(parents=True, exist_ok=True)

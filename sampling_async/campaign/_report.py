@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,15 +20,17 @@ from sampling_async.campaign._charts import TimeChart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
     from markupsafe import Markup
 
     from sampling_async.campaign._charts import Values
-    from sampling_async.campaign._summary import Moment, QuotaFill, Summary, WaitKind
+    from sampling_async.campaign._summary import Conversion, Moment, QuotaFill, Summary, WaitKind
 
+FIRST_ENDS: Final = 15  # of so many surveys and quotas one sees at once what they have brought
 FIRST_QUOTAS: Final = 50  # so many quotas are seen at once
 MOST_QUOTAS: Final = 2_000  # so many quotas are on the page
+_HOUR: Final = 3600
+_MOST_COLUMNS: Final = 168  # the hours of a week
 MOST_WAITS: Final = 50  # so many waits are in the table
 _LONGEST_TITLE: Final = 120
 _LONGEST_NAME: Final = 60
@@ -74,6 +76,7 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
         equation=f"{pairs.planned:,} planned = {sum_of}",
         fills=_fills(summary.quotas),
         drawn=_over_time(summary) if summary.timeline else {},
+        brought=_brought(summary.ends.hours) if summary.ends and summary.ends.hours else "",
     )
     return f"{page}\n"
 
@@ -123,6 +126,19 @@ def _over_time(summary: Summary) -> dict[str, Markup]:
             label=f"Limit of requests at once {period}. Highest: {_most(limit)}.",
         ),
     }
+
+
+def _brought(hours: Sequence[Conversion]) -> Markup:
+    """Return the chart of completes by hour; several hours are one bar if there are many."""
+    numbers = [int(each.hour.timestamp()) // _HOUR for each in hours if each.hour is not None]
+    width = max(1, -(-(numbers[-1] - numbers[0] + 1) // _MOST_COLUMNS))
+    values = [0] * ((numbers[-1] - numbers[0]) // width + 1)
+    for number, each in zip(numbers, hours, strict=True):
+        values[(number - numbers[0]) // width] += each.completed
+    began = datetime.fromtimestamp(numbers[0] * _HOUR, UTC)
+    unit = "completes an hour" if width == 1 else f"completes in {width} hours"
+    label = f"{unit.capitalize()} from {clock(began)} on. Most: {max(values):,}."
+    return charts.columns(values, began, width * _HOUR, label=label, unit=unit)
 
 
 def _per_minute(moment: Moment, pairs: int) -> float:
@@ -208,12 +224,14 @@ _FILTERS: Final[dict[str, Any]] = {
 _NAMES: Final[dict[str, Any]] = {
     "bar": charts.bar,
     "by_minute": _BY_MINUTE,
+    "first_ends": FIRST_ENDS,
     "first_quotas": FIRST_QUOTAS,
     "lessons": _LESSONS,
     "most_quotas": MOST_QUOTAS,
     "most_waits": MOST_WAITS,
     "outcomes": _OUTCOMES,
     "percent": percent,
+    "span_bar": charts.span_bar,
     "stacked_bar": charts.stacked_bar,
     "version": __version__,
     "waits": _WAITS,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from decimal import Decimal
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from attrs import Factory, asdict, field, frozen
+from attrs import Factory, asdict, evolve, field, frozen
 
 from sampling_async._contract.frames import html_table
 from sampling_async._contract.records import counted
@@ -137,6 +139,96 @@ class Wait:
         return (self.ended - self.began).total_seconds()
 
 
+@frozen(kw_only=True)
+class Conversion:
+    """Invites and what became of them: of a quota, of a survey, of an hour, or in all.
+
+    Attributes:
+        survey_id: The survey, with `wave_id`; None where there are several, as below.
+        wave_id: The wave.
+        quota_id: The quota.
+        hour: When the hour began in which they ended, in UTC; only for hours, which have no invites.
+        survey_name: The survey's name.
+        invited: Invites.
+        entered: Invites whose member was sent to the survey, as far as that was recorded.
+        completed: Completes, also those that were reconciled later.
+        terminated: Terminates that were not overruled.
+        reconciled: Reconciliations.
+        expected: What the invites were expected to bring, in units of the currency.
+        revenue: What they have brought, corrections and reconciliations included.
+    """
+
+    survey_id: int | None = None
+    wave_id: int | None = None
+    quota_id: int | None = None
+    hour: datetime | None = None
+    survey_name: str = ""
+    invited: int = 0
+    entered: int = 0
+    completed: int = 0
+    terminated: int = 0
+    reconciled: int = 0
+    expected: float = 0.0
+    revenue: Decimal = Decimal(0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it, without what is None, and with what is derived."""
+        found = asdict(self, value_serializer=_plain) | {"open": self.open, "rate": _rounded(self.rate)}
+        if self.interval is not None:
+            found["interval"] = [_rounded(share) for share in self.interval]
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def open(self) -> int:
+        """Invites without an end."""
+        return max(0, self.invited - self.completed - self.terminated)
+
+    @property
+    def rate(self) -> float | None:
+        """The share of invites that ended in a complete, from 0 to 1; None without invites."""
+        return min(1.0, self.completed / self.invited) if self.invited else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Between which shares the true one lies, with a probability of 95 % (Wilson); None without invites."""
+        if self.rate is None:
+            return None
+        n, z = self.invited, _95
+        middle = (self.rate + z * z / (2 * n)) / (1 + z * z / n)
+        half = z * sqrt(self.rate * (1 - self.rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        # Of no completes and of all, the bound is the share itself, but for rounding.
+        return max(0.0, min(self.rate, middle - half)), min(1.0, max(self.rate, middle + half))
+
+
+@frozen(kw_only=True)
+class Ends:
+    """What a campaign's invites have brought, see `Conversion`.
+
+    Attributes:
+        total: All of them.
+        reasons: The number of terminates by reason.
+        surveys: By survey and wave, those with most revenue first.
+        quotas: By quota, likewise.
+        hours: By the hour in which they ended.
+    """
+
+    total: Conversion
+    reasons: Mapping[str, int] = field(factory=dict[str, int])
+    surveys: tuple[Conversion, ...] = field(default=(), repr=counted("surveys"))
+    quotas: tuple[Conversion, ...] = field(default=(), repr=counted("quotas"))
+    hours: tuple[Conversion, ...] = field(default=(), repr=counted("hours"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        parts = {"surveys": self.surveys, "quotas": self.quotas, "hours": self.hours}
+        return {
+            "total": self.total.to_dict(),
+            "reasons": dict(self.reasons),
+            **{name: [each.to_dict() for each in several] for name, several in parts.items()},
+        }
+
+
+_95: Final = 1.96  # standard deviations on both sides of 95 %
 _ENDS: Final = ("invited", "rejected", "not_sent", "unknown", "skipped", "pending")
 
 
@@ -176,6 +268,7 @@ class Summary:
         timeline: The campaign in at most 240 intervals.
         waits: The times in which it requested nothing.
         limits: The limits that held last, in words.
+        ends: What the invites have brought; None if no ledger of outcomes was given.
     """
 
     state: CampaignState
@@ -202,6 +295,7 @@ class Summary:
     timeline: tuple[Moment, ...] = field(default=(), repr=counted("intervals"))
     waits: tuple[Wait, ...] = field(default=(), repr=counted("waits"))
     limits: Mapping[str, str] = field(factory=dict[str, str])
+    ends: Ends | None = None
 
     @property
     def invites_per_request(self) -> float:
@@ -221,11 +315,18 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it; times are ISO 8601 in UTC."""
-        return asdict(self, value_serializer=_plain) | {
+        return asdict(evolve(self, ends=None), value_serializer=_plain) | {
+            "ends": None if self.ends is None else self.ends.to_dict(),
             "invites_per_request": round(self.invites_per_request, 4),
             "success_rate": round(self.success_rate, 4),
         }
 
 
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
+
+
 def _plain(_: type, __: Attribute[Any] | None, value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return str(value)
     return value.isoformat() if isinstance(value, datetime) else value

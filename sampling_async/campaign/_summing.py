@@ -12,6 +12,7 @@ from attrs import define, field
 
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import rule_for
+from sampling_async.campaign._ends import ends_of
 from sampling_async.campaign._ledger import ASKED, IN_FLIGHT, KILLED, LAST_SIGN
 from sampling_async.campaign._summary import (
     CampaignState,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._ledger_file import PlannedQuota
     from sampling_async.campaign._limits import Limits
+    from sampling_async.notifications import OutcomeLedger
 
 SLOT: Final = 10  # seconds in an interval of the ledger
 _BRIEF: Final = 5.0  # seconds: waits that are closer together are one
@@ -130,8 +132,10 @@ _MOST_MOMENTS: Final = 240
 _NO_CODE: Final = "no usable response, or not sent"
 
 
-def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
-    """Return the summary of a campaign.
+def summary_of(
+    ledger: CampaignLedger, rules: Mapping[int, Rule], outcomes: OutcomeLedger | None = None
+) -> Summary:
+    """Return the summary of a campaign, with what its invites have brought if `outcomes` know.
 
     What was in flight when a process ended is `unknown`, also before the next run notes that.
     """
@@ -149,6 +153,11 @@ def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
     now = datetime.now(UTC).timestamp()
     limits = ledger.limits()
     state, reason = _state(pairs, runs, limits, is_running=is_running)
+    fills = tuple(
+        _fill(quota, by_quota[quota.id])
+        for quota in sorted(quotas, key=lambda quota: (-quota.room, quota.id))
+        if quota.id in by_quota
+    )
     money = ledger.read("SELECT coalesce(sum(partner_amount), 0.0), count(DISTINCT member) FROM invites")[0]
     return Summary(
         state=state,
@@ -178,11 +187,7 @@ def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
                 " GROUP BY reason ORDER BY 2 DESC"
             )
         ),
-        quotas=tuple(
-            _fill(quota, by_quota[quota.id])
-            for quota in sorted(quotas, key=lambda quota: (-quota.room, quota.id))
-            if quota.id in by_quota
-        ),
+        quotas=fills,
         timeline=_timeline(
             ledger.read('SELECT slot, requests, invited, rejected, failed, latencies, "limit" FROM moments')
         ),
@@ -192,6 +197,7 @@ def summary_of(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> Summary:
             if kind in get_args(WaitKind)
         ),
         limits=limits.in_words(),
+        ends=None if outcomes is None else ends_of(ledger, fills, outcomes),
     )
 
 

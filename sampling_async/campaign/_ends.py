@@ -1,0 +1,129 @@
+"""What the invites of a campaign have brought: the ledger of outcomes, joined with the campaign's invites."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from attrs import define, field
+
+from sampling_async.campaign._summary import Conversion, Ends
+from sampling_async.notifications import SurveyEnding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sampling_async.campaign._ledger import CampaignLedger
+    from sampling_async.campaign._summary import QuotaFill
+    from sampling_async.notifications import OutcomeLedger, OutcomeRow
+
+_HOUR: Final = 3600
+_SLACK: Final = 3600.0  # seconds: the clocks of two hosts may be so far apart
+
+
+class _InviteOf(NamedTuple):
+    quota: int
+    survey: int
+    wave: int
+    at: float
+
+
+@define
+class _Sums:
+    counts: Counter[str] = field(factory=Counter[str])
+    expected: float = 0.0
+    revenue: Decimal = Decimal(0)
+
+    def add(self, row: OutcomeRow) -> None:
+        self.counts[row.ending.value] += 1
+        self.revenue += row.revenue
+
+    def conversion(self, **of: Any) -> Conversion:
+        names = ("invited", "entered", "completed", "terminated", "reconciled")
+        counts: dict[str, Any] = {name: self.counts[name] for name in names}
+        return Conversion(**of, **counts, expected=self.expected, revenue=self.revenue)
+
+
+def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: OutcomeLedger) -> Ends:
+    """Return what became of a campaign's invites. It reads all outcomes, in this thread.
+
+    Raises:
+        StoreError: The outcomes cannot be read.
+    """
+    fills = {fill.quota_id: fill for fill in quotas}
+    by_quota: dict[int, _Sums] = {}
+    for quota_id, invited in ledger.read("SELECT quota, count(*) FROM invites GROUP BY quota"):
+        value = fills[quota_id].value if quota_id in fills else 0.0
+        by_quota[quota_id] = _Sums(Counter(invited=invited), invited * value)
+    by_hour: dict[int, _Sums] = {}
+    reasons: Counter[str] = Counter()
+    entered: set[tuple[str, int]] = set()
+    for row in outcomes.read_rows():
+        invite = _invite_of(ledger, row)
+        if invite is None:
+            continue
+        sums = by_quota[invite.quota]
+        # A routed member has several rows for one invite.
+        if row.entered_at is not None and (row.member_code, invite.quota) not in entered:
+            entered.add((row.member_code, invite.quota))
+            sums.counts["entered"] += 1
+        if row.ended_at is None:
+            continue
+        sums.add(row)
+        by_hour.setdefault(int(row.ended_at.timestamp()) // _HOUR, _Sums()).add(row)
+        if row.ending is SurveyEnding.TERMINATED:
+            reasons[row.reason or ""] += 1
+    surveys: dict[tuple[int, int, str], _Sums] = {}
+    total = _Sums()
+    for quota_id, sums in by_quota.items():
+        fill = fills[quota_id]
+        of_survey = surveys.setdefault((fill.survey_id, fill.wave_id, fill.survey_name), _Sums())
+        for whole in (of_survey, total):
+            whole.counts.update(sums.counts)
+            whole.expected += sums.expected
+            whole.revenue += sums.revenue
+    return Ends(
+        total=total.conversion(),
+        reasons=dict(reasons.most_common()),
+        surveys=_ordered(
+            sums.conversion(survey_id=survey_id, wave_id=wave_id, survey_name=name)
+            for (survey_id, wave_id, name), sums in surveys.items()
+        ),
+        quotas=_ordered(
+            sums.conversion(
+                survey_id=fills[quota_id].survey_id,
+                wave_id=fills[quota_id].wave_id,
+                survey_name=fills[quota_id].survey_name,
+                quota_id=quota_id,
+            )
+            for quota_id, sums in by_quota.items()
+        ),
+        hours=tuple(
+            by_hour[hour].conversion(hour=datetime.fromtimestamp(hour * _HOUR, UTC)) for hour in sorted(by_hour)
+        ),
+    )
+
+
+def _ordered(found: Iterable[Conversion]) -> tuple[Conversion, ...]:
+    """Return what brought most first; what brought nothing, by its invites."""
+    return tuple(sorted(found, key=lambda each: (-each.revenue, -each.invited, each.quota_id or 0)))
+
+
+_INVITES_OF: Final = """
+SELECT i.quota, i.survey, i.wave, i.at FROM invites AS i JOIN members AS m ON m.id = i.member WHERE m.code = ?
+"""
+
+
+def _invite_of(ledger: CampaignLedger, row: OutcomeRow) -> _InviteOf | None:
+    """Return the invite of the campaign that a row is about; None if it is about none, or of an earlier one."""
+    if row.ended_at is None and row.entered_at is None:
+        return None
+    invites = [_InviteOf(*found) for found in ledger.read(_INVITES_OF, row.member_code)]
+    found = [each for each in invites if each.survey == row.survey_id and row.wave_id in (0, each.wave)]
+    if row.invited_at is not None:
+        recorded = row.invited_at.timestamp()
+        found = [each for each in found if each.quota == row.quota_id and recorded >= each.at - _SLACK]
+    # An end without a recorded invite names a quota, or none.
+    return max(found, key=lambda each: (each.quota == row.quota_id, each.at), default=None)

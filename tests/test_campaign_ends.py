@@ -1,0 +1,161 @@
+"""What the invites of a campaign have brought: joined from the ledger of outcomes, and in the report."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from attrs import evolve
+from campaign_kit import all_of, campaign_of
+from hypothesis import given
+from hypothesis import strategies as st
+from notifications_kit import SECRET
+
+from sampling_async.campaign import Conversion, Ends, Summary
+from sampling_async.campaign._report import report
+from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
+from sampling_async.simulator import Notifying, Simulator
+
+BEGAN = datetime(2026, 3, 6, 9, 0, tzinfo=UTC)
+
+
+class Night:
+    """A campaign whose invites have ended, as far as they have."""
+
+    def __init__(self, folder, *, recorded=True, **notifying) -> None:
+        self.now = 1_700_000_000.0
+        self.recorded = recorded
+        self.folder = folder
+        self.simulator = Simulator(3, surveys=12, members=80, notifying=Notifying(**notifying))
+        self.ledger = OutcomeLedger(folder / "store.db", clock=lambda: self.now)
+
+    async def run(self, *, deliver=True):
+        async with (
+            self.simulator.client() as client,
+            Inbox(self.folder / "store.db", secrets=SECRET, clock=lambda: self.now) as inbox,
+        ):
+            self.campaign = campaign_of(self.simulator, client, self.folder, wall_clock=lambda: self.now)
+            await self.campaign.plan()
+            self.outcomes = [each for each in await all_of(self.campaign.run()) if each.status == "invited"]
+            if self.recorded:
+                await self.ledger.invited(self.outcomes)
+            self.now += 3600
+            if deliver:
+                await self.simulator.notifications.deliver(inbox)
+        return self
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_the_ends_are_those_of_the_ledger_of_outcomes(tmp_path, recorded):
+    night = await Night(tmp_path, recorded=recorded, completes=0.4, reconciled=0.2, corrected=0.3).run()
+    funnel = await night.ledger.funnel()
+    ends = (await night.campaign.summary(night.ledger)).ends
+    assert ends.total.invited == len(night.outcomes)
+    assert ends.total.completed == sum(each.completed for each in funnel) > 10
+    assert ends.total.terminated == sum(each.terminated for each in funnel) > 10
+    assert ends.total.reconciled == sum(each.reconciled for each in funnel) > 0
+    assert ends.total.revenue == sum(each.revenue for each in funnel)
+    assert sum(ends.reasons.values()) == ends.total.terminated
+    of_funnel = {each.quota_id: (each.completed, each.revenue) for each in funnel if each.completed}
+    assert {
+        each.quota_id: (each.completed, each.revenue) for each in ends.quotas if each.completed
+    } == of_funnel
+    for several in (ends.surveys, ends.quotas):
+        assert sum(each.invited for each in several) == ends.total.invited
+        assert sum(each.revenue for each in several) == ends.total.revenue
+        assert [each.revenue for each in several] == sorted((each.revenue for each in several), reverse=True)
+    assert sum(each.completed for each in ends.hours) == ends.total.completed
+
+
+async def test_what_was_expected_is_that_of_the_summary_and_later_more_has_ended(tmp_path):
+    night = await Night(tmp_path, completes=1.0).run(deliver=False)
+    before = await night.campaign.summary(night.ledger)
+    assert before.ends.total.expected == pytest.approx(before.expected_value)
+    assert (before.ends.total.completed, before.ends.total.open) == (0, len(night.outcomes))
+    async with Inbox(tmp_path / "store.db", secrets=SECRET) as inbox:
+        await night.simulator.notifications.deliver(inbox)
+    after = (await night.campaign.summary(night.ledger)).ends.total
+    assert (after.completed, after.open) == (len(night.outcomes), 0)
+
+
+async def test_entered_invites_are_counted(tmp_path):
+    night = await Night(tmp_path).run()
+    for outcome in night.outcomes[:7]:
+        await night.ledger.entered(outcome.member_code, outcome.quota_id)
+    assert (await night.campaign.summary(night.ledger)).ends.total.entered == 7
+
+
+async def test_ends_of_other_invites_are_not_those_of_the_campaign(tmp_path):
+    night = await Night(tmp_path, completes=1.0).run()
+    before = (await night.campaign.summary(night.ledger)).ends
+    other = Night(tmp_path, recorded=False)
+    async with other.simulator.client() as client:
+        (tmp_path / "later").mkdir()
+        later = campaign_of(other.simulator, client, tmp_path / "later", wall_clock=lambda: night.now + 86_400)
+        await later.plan()
+        await all_of(later.run())
+    # The same members and quotas a day later: what has ended belongs to the invites of the day before.
+    assert (await later.summary(night.ledger)).ends.total.completed == 0
+    assert (await night.campaign.summary(night.ledger)).ends == before
+
+
+async def test_the_files_have_them(tmp_path):
+    night = await Night(tmp_path, completes=0.5).run()
+    summary = await night.campaign.write(tmp_path / "out", outcomes=night.ledger)
+    read = json.loads((tmp_path / "out" / "summary.json").read_text())["ends"]
+    assert read["total"]["completed"] == summary.ends.total.completed
+    assert Decimal(read["total"]["revenue"]) == summary.ends.total.revenue
+    low, high = read["quotas"][0]["interval"]
+    assert 0 <= low <= read["quotas"][0]["rate"] <= high <= 1
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "What the invites have brought" in page
+    assert f"{summary.ends.total.revenue:,.2f}" in page
+    await night.campaign.write(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["ends"] is None
+    assert "What the invites have brought" not in (tmp_path / "out" / "report.html").read_text()
+
+
+async def test_a_store_that_cannot_be_read_is_an_error_and_the_files_stay(tmp_path):
+    night = await Night(tmp_path).run()
+    await night.campaign.write(tmp_path / "out", outcomes=night.ledger)
+    before = (tmp_path / "out" / "report.html").read_bytes()
+    (tmp_path / "broken.db").write_bytes(b"no database" * 100)
+    with pytest.raises(StoreError):
+        await night.campaign.write(tmp_path / "out", outcomes=OutcomeLedger(tmp_path / "broken.db"))
+    assert (tmp_path / "out" / "report.html").read_bytes() == before
+
+
+@given(st.integers(1, 5000), st.floats(0, 1))
+def test_the_interval_holds_the_share_and_gets_narrower_with_more_invites(invited, share):
+    one = Conversion(invited=invited, completed=round(invited * share))
+    low, high = one.interval
+    assert 0 <= low <= one.rate <= high <= 1
+    more = Conversion(invited=invited * 100, completed=one.completed * 100).interval
+    assert more[1] - more[0] < high - low
+
+
+def test_the_interval_is_that_of_wilson():
+    # Agresti and Coull 1998: 0 of 20 and 15 of 30.
+    assert Conversion(invited=20).interval == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert Conversion(invited=30, completed=15).interval == pytest.approx((0.3315, 0.6685), abs=1e-4)
+    assert Conversion().interval is None
+
+
+def test_many_hours_are_few_bars_and_what_data_hold_is_escaped():
+    hours = tuple(Conversion(hour=BEGAN + timedelta(hours=at), completed=1) for at in range(0, 1000, 3))
+    quota = Conversion(quota_id=1, survey_name="<script>", invited=3, completed=1, revenue=Decimal(2))
+    ends = Ends(
+        total=evolve(quota, quota_id=None),
+        reasons={"<b>": 2},
+        surveys=(quota,) * 40,
+        quotas=(quota,),
+        hours=hours,
+    )
+    page = report(Summary(state="finished", planned_at=BEGAN, ends=ends))
+    assert "<script>" not in page
+    assert "<b>" not in page
+    assert "completes in 6 hours" in page
+    assert "The next 25 surveys" in page
+    assert page.count('class="f-invited"') < 400
