@@ -26,12 +26,11 @@ from sampling_async.campaign import (
     WaitKind,
 )
 from sampling_async.campaign._charts import Scale, Span, bar, compact
+from sampling_async.campaign._pages import duration, percent
 from sampling_async.campaign._report import (
     FIRST_QUOTAS,
     MOST_QUOTAS,
     MOST_WAITS,
-    duration,
-    percent,
     report,
 )
 

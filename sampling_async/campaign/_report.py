@@ -1,22 +1,17 @@
 """The report of a campaign: one HTML page that loads nothing and runs nothing.
 
-The page is `templates/report.html`. This module computes the figures that are not in the summary, and formats
-values.
+The page is `templates/report.html`. This module computes the figures that are not in the summary.
 """
 
 from __future__ import annotations
 
-import math
-import unicodedata
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from typing import TYPE_CHECKING, Final
 
 from sampling_async._protocol.lessons import Lesson
-from sampling_async._version import __version__
 from sampling_async.campaign import _charts as charts
 from sampling_async.campaign._charts import TimeChart
+from sampling_async.campaign._pages import LONGEST_TITLE, clean, clock, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,11 +27,6 @@ MOST_QUOTAS: Final = 2_000  # so many quotas are on the page
 _HOUR: Final = 3600
 _MOST_COLUMNS: Final = 168  # the hours of a week
 MOST_WAITS: Final = 50  # so many waits are in the table
-_LONGEST_TITLE: Final = 120
-_LONGEST_NAME: Final = 60
-_LONGEST_TEXT: Final = 600
-_NOTHING: Final = "\N{EN DASH}"
-_JOINERS: Final = "\u200c\u200d"  # Persian and emojis need them; the other invisible marks can garble a page
 
 _OUTCOMES: Final = {
     "invited": "Invited",
@@ -68,8 +58,9 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
     pairs = summary.pairs
     amounts = {kind: getattr(pairs, kind) for kind in _OUTCOMES}
     sum_of = " + ".join(f"{amount:,} {_OUTCOMES[kind].lower()}" for kind, amount in amounts.items())
-    page = _PAGES.get_template("report.html", globals=_NAMES).render(
-        title=clean(title, _LONGEST_TITLE) or "Campaign",
+    return rendered(
+        "report.html",
+        title=clean(title, LONGEST_TITLE) or "Campaign",
         summary=summary,
         pairs=pairs,
         amounts=amounts,
@@ -77,8 +68,15 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
         fills=_fills(summary.quotas),
         drawn=_over_time(summary) if summary.timeline else {},
         brought=_brought(summary.ends.hours) if summary.ends and summary.ends.hours else "",
+        outcomes=_OUTCOMES,
+        by_minute=_BY_MINUTE,
+        lessons=_LESSONS,
+        waits=_WAITS,
+        first_ends=FIRST_ENDS,
+        first_quotas=FIRST_QUOTAS,
+        most_quotas=MOST_QUOTAS,
+        most_waits=MOST_WAITS,
     )
-    return f"{page}\n"
 
 
 # --- Figures
@@ -148,99 +146,3 @@ def _per_minute(moment: Moment, pairs: int) -> float:
 def _most(values: Values) -> str:
     highest = charts.highest(values)
     return f"{round(highest):,}" if highest >= 100 else charts.compact(highest)  # noqa: PLR2004  three digits
-
-
-# --- How the page writes what it shows
-
-
-def clean(text: str, longest: int = _LONGEST_TEXT) -> str:
-    """Return a text without line breaks, control characters and marks of direction, cut with an ellipsis."""
-    # More than is shown, as marks are left out; not all of it, as it can be very long.
-    shown = " ".join("".join(map(_visible, text[: 4 * longest])).split())
-    whole = len(shown) <= longest and len(text) <= 4 * longest
-    return shown if whole else shown[: longest - 1].rstrip() + "…"
-
-
-def _name(text: str) -> str:
-    return clean(text, _LONGEST_NAME) or "(no name)"
-
-
-def _visible(character: str) -> str:
-    match unicodedata.category(character):
-        case "Cc" | "Zl" | "Zp":
-            return " "
-        case "Cs":
-            return "\N{REPLACEMENT CHARACTER}"  # UTF-8 has no surrogates
-        case "Cf":
-            return character if character in _JOINERS else ""
-        case _:
-            return character
-
-
-def percent(part: float, whole: float) -> str:
-    """Return a share in words: `41.3 %`, or a dash of nothing."""
-    if not whole > 0:
-        return _NOTHING
-    share = 100 * part / whole
-    if share and abs(share) < 0.1:  # noqa: PLR2004  what one decimal shows
-        return "< 0.1 %"
-    if part < whole and share > 99.9:  # noqa: PLR2004  likewise: all is only said of all
-        return "> 99.9 %"
-    return f"{share:,.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration with its two largest units: `2 h 59 min`."""
-    if not math.isfinite(seconds) or seconds < 0:
-        return _NOTHING
-    if seconds < 59.95:  # noqa: PLR2004  what would be rounded to a minute
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days:,} d {hours} h"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def clock(when: datetime) -> str:
-    return f"{charts.in_utc(when):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _with_noun(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-_FILTERS: Final[dict[str, Any]] = {
-    "amount": "{:,.2f}".format,
-    "clean": clean,
-    "clock": clock,
-    "duration": duration,
-    "name": _name,
-    "number": "{:,}".format,
-    "utc": charts.in_utc,
-    "with_noun": _with_noun,
-}
-_NAMES: Final[dict[str, Any]] = {
-    "bar": charts.bar,
-    "by_minute": _BY_MINUTE,
-    "first_ends": FIRST_ENDS,
-    "first_quotas": FIRST_QUOTAS,
-    "lessons": _LESSONS,
-    "most_quotas": MOST_QUOTAS,
-    "most_waits": MOST_WAITS,
-    "outcomes": _OUTCOMES,
-    "percent": percent,
-    "span_bar": charts.span_bar,
-    "stacked_bar": charts.stacked_bar,
-    "version": __version__,
-    "waits": _WAITS,
-}
-_PAGES: Final = Environment(
-    loader=PackageLoader("sampling_async.campaign"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_PAGES.filters.update(_FILTERS)
