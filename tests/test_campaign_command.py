@@ -374,6 +374,25 @@ def test_rates_are_taken_from_the_ledger_of_outcomes(service):
     assert "give one of them" in result.stderr
 
 
+@pytest.mark.parametrize("more", [(), ("--html", "page.html")])
+def test_folders_are_compared(service, more):
+    for name in ("one", "two"):
+        started("--allocate", 1, out=name)
+    (found,) = lines(campaign("compare", "two", "one", *more))
+    assert [each["Name"] for each in found["Nights"]] == ["one", "two"]
+    assert found["Nights"][1]["Invited"] < found["Nights"][0]["Invited"]  # the surveys are taken
+    assert Path("page.html").exists() == bool(more)
+    assert "given twice" in campaign("compare", "one", "./one", "one", code=2).stderr
+    assert "holds no campaign" in campaign("compare", "one", "nothing", code=2).stderr
+
+
+def test_on_a_terminal_the_latest_campaigns_are_shown(service, terminal):
+    started("--allocate", 1, out="one")
+    campaign("compare", "one")
+    assert "Success rate" in terminal.getvalue()
+    assert "Completes" not in terminal.getvalue()  # nobody knows them
+
+
 def test_a_member_is_erased_from_a_ledger_and_its_numbers_stay(service):
     started()
     before = json.loads(campaign("status", "out", "--json").stdout)

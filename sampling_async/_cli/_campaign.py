@@ -171,6 +171,27 @@ def report(
     _loaded("jinja2").write_report(folder, settings)
 
 
+@app.command(cls=Command)
+@takes(quietable=True)
+def compare(
+    folders: Annotated[
+        list[Path], argument("DIR...", "The folders of campaigns, such as those of several nights.")
+    ],
+    *,
+    html: Annotated[Path | None, option("FILE", "Write a page that needs nothing else.")] = None,
+    notifications: Annotated[
+        str | None,
+        option("FILE|ADDRESS", "The store of `notifications serve`. Default: what each run was given."),
+    ] = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Show several campaigns side by side: invites, completes, revenue, refusals by code, and what has changed.
+
+    They stand in the order in which they were planned. The page and the JSON have the fill of each quota too.
+    """
+    _loaded("jinja2").show_comparison(folders, html, Settings(notifications=notifications), as_json=as_json)
+
+
 def _loaded(*others: str) -> Any:
     """Return the module that does the work. It needs numpy and pyarrow, and for the report `others` too."""
     try:

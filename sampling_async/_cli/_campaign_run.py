@@ -27,7 +27,9 @@ from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._stores import existing_store
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._pacing.threads import CancelFlag
+from sampling_async._private_files import written_whole
 from sampling_async.campaign import LESSONS, Campaign, Limits, Plan
+from sampling_async.campaign._comparison import compare
 from sampling_async.campaign._files import check_partitions, require_own_folder, write_files
 from sampling_async.campaign._ledger import with_ledger
 from sampling_async.campaign._planning import plan_of
@@ -38,7 +40,7 @@ from sampling_async.notifications import Inbox, OutcomeLedger, PostgresStore, St
 from sampling_async.notifications._postgres import is_dsn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from sampling_async import SamplingClient
     from sampling_async._protocol.rates import LearnedRates
@@ -446,6 +448,34 @@ def show_status(folder: Path, *, as_json: bool) -> None:
         show.emit_json(view.summary_json(summary))
     else:
         view.show_summary(summary, show.screen())
+
+
+def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings, *, as_json: bool) -> None:
+    """Show several campaigns side by side, and write the page of that."""
+
+    def summary(ledger: CampaignLedger) -> Summary:
+        return summary_of(ledger, LESSONS, _outcomes_of(given.over(saved_in(ledger).settings)))
+
+    summaries: dict[str, Summary] = {}
+    for folder in folders:
+        name = folder.resolve().name
+        if name in summaries:
+            name = str(folder)
+        if name in summaries:
+            raise InvalidRequestError(f"{folder} is given twice")
+        summaries[name] = _in_ledger(folder, summary)
+    comparison = compare(summaries)
+    if html is not None:
+        # Jinja2 is needed only here.
+        from sampling_async.campaign._report import comparison_page  # noqa: PLC0415
+
+        with written_whole(html) as unfinished:
+            unfinished.write_text(comparison_page(comparison), encoding="utf-8")
+        show.note(f"Page: {html}")
+    if show.as_lines(as_json):
+        show.emit_json(view.comparison_json(comparison.to_dict()))
+    else:
+        view.show_comparison(comparison)
 
 
 def write_report(folder: Path, given: Settings) -> None:

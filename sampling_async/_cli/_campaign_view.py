@@ -21,6 +21,8 @@ from rich.text import Text
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import silence_stdout
 from sampling_async._cli._tally import Tally, code_name
+from sampling_async._contract.records import wire_name
+from sampling_async.campaign._comparison import FIGURES, SHARES, Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _WINDOW: Final = 10.0  # seconds over which rates are averaged
 _REDRAWN: Final = 0.25
 _LINES: Final = 2.0
+_UNKNOWN: Final = "-"  # a figure that nobody knows
 
 
 class RunMetrics:
@@ -331,3 +334,34 @@ def show_limits(limits: Limits, *, is_running: bool) -> None:
         "Run": "active; it heeds this within a second" if is_running else "none is active",
     }
     show.screen().print(_grid(rows))
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Print several campaigns side by side; on a narrow terminal, the latest ones."""
+    nights, console = comparison.nights, show.screen()
+    rows = [
+        (text, *(_figure(name, night.figures[name]) for night in nights)) for name, (text, _) in FIGURES.items()
+    ]
+    columns = [("Figure", 0), *((night.name, len(nights) - place) for place, night in enumerate(nights))]
+    known = [row for row in rows if any(text != _UNKNOWN for text in row[1:])]
+    console.print(show.fitting_table(known, columns, console.width))
+    for text in comparison.changes():
+        console.print(show.plain(text))
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
+    if name in SHARES:
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
+
+
+def comparison_json(value: Any) -> Any:
+    """Return a comparison with its names as the contract spells them."""
+    if isinstance(value, list):
+        return [comparison_json(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    # Result codes are names of the service, in capitals.
+    return {wire_name(key) if key.islower() else key: comparison_json(each) for key, each in value.items()}

@@ -66,7 +66,7 @@ _SURVEY_COLUMNS: Final = (
     ("Devices", 6),
     ("Recontact", 5),
 )
-_WORDS: Final = frozenset({"Devices", "Recontact", "last 5 to 10 minutes"})
+_WORDS: Final = frozenset({"Figure", "Devices", "Recontact", "last 5 to 10 minutes"})
 _MOMENT: Final = 0.1
 
 

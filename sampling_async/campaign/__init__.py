@@ -5,6 +5,7 @@ It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 
 from sampling_async._protocol.lessons import LESSONS, Lesson, Rule
 from sampling_async.campaign._campaign import Campaign
+from sampling_async.campaign._comparison import ComparedNight, Comparison, compare
 from sampling_async.campaign._files import InviteFormat
 from sampling_async.campaign._ledger import erase_from_ledger
 from sampling_async.campaign._ledger_file import LedgerError
@@ -30,6 +31,8 @@ __all__ = [
     "CampaignRun",
     "CampaignState",
     "CodeCount",
+    "ComparedNight",
+    "Comparison",
     "Conversion",
     "Cost",
     "Ends",
@@ -45,5 +48,6 @@ __all__ = [
     "Summary",
     "Wait",
     "WaitKind",
+    "compare",
     "erase_from_ledger",
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 LONGEST_TITLE: Final = 120
-_LONGEST_NAME: Final = 60
+LONGEST_NAME: Final = 60
 _LONGEST_TEXT: Final = 600
 _NOTHING: Final = "\N{EN DASH}"
 _JOINERS: Final = "\u200c\u200d"  # Persian and emojis need them; the other invisible marks can garble a page
@@ -38,7 +38,7 @@ def clean(text: str, longest: int = _LONGEST_TEXT) -> str:
 
 
 def _name(text: str) -> str:
-    return clean(text, _LONGEST_NAME) or "(no name)"
+    return clean(text, LONGEST_NAME) or "(no name)"
 
 
 def _visible(character: str) -> str:

@@ -1,6 +1,6 @@
-"""The report of a campaign: one HTML page that loads nothing and runs nothing.
+"""The report of a campaign, and the comparison of several: HTML pages that load nothing and run nothing.
 
-The page is `templates/report.html`. This module computes the figures that are not in the summary.
+The pages are in `templates/`. This module computes the figures that are not in a summary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from sampling_async._protocol.lessons import Lesson
 from sampling_async.campaign import _charts as charts
 from sampling_async.campaign._charts import TimeChart
-from sampling_async.campaign._pages import LONGEST_TITLE, clean, clock, rendered
+from sampling_async.campaign._comparison import FIGURES, SHARES, changed
+from sampling_async.campaign._pages import LONGEST_NAME, LONGEST_TITLE, clean, clock, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from sampling_async.campaign._charts import Values
+    from sampling_async.campaign._comparison import Comparison
     from sampling_async.campaign._summary import Conversion, Moment, QuotaFill, Summary, WaitKind
 
 FIRST_ENDS: Final = 15  # of so many surveys and quotas one sees at once what they have brought
@@ -76,6 +78,31 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
         first_quotas=FIRST_QUOTAS,
         most_quotas=MOST_QUOTAS,
         most_waits=MOST_WAITS,
+    )
+
+
+def comparison_page(comparison: Comparison, *, title: str = "Campaigns") -> str:
+    """Return the page of a comparison."""
+    nights = comparison.nights
+    rows = [
+        (text, name in SHARES, [night.figures[name] for night in nights]) for name, (text, _) in FIGURES.items()
+    ]
+    quotas = list(comparison.quotas.items())
+    names = {fill.quota_id: fill.survey_name for _, fills in quotas for fill in fills if fill is not None}
+    return rendered(
+        "compare.html",
+        title=clean(title, LONGEST_TITLE) or "Campaigns",
+        nights=nights,
+        headings=[(clean(night.name, LONGEST_NAME) or "(no name)", "n") for night in nights],
+        changed=changed,
+        rows=[row for row in rows if any(value is not None for value in row[2])],
+        changes=comparison.changes(),
+        codes=comparison.codes,
+        asked=[night.summary.asked for night in nights],
+        first=quotas[:FIRST_QUOTAS],
+        rest=quotas[FIRST_QUOTAS:MOST_QUOTAS],
+        number_of_quotas=len(quotas),
+        names=names,
     )
 
 

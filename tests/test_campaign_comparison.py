@@ -1,0 +1,107 @@
+"""Several campaigns side by side: figures, changes, refusals and the fill of each quota."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from attrs import evolve
+
+from sampling_async.campaign import (
+    CodeCount,
+    Conversion,
+    Ends,
+    Pairs,
+    QuotaFill,
+    Summary,
+    compare,
+)
+from sampling_async.campaign._report import comparison_page
+
+BEGAN = datetime(2026, 3, 6, 9, 0, tzinfo=UTC)
+
+
+def fill(quota_id: int, invited: int, room: int, name: str = "Coffee") -> QuotaFill:
+    return QuotaFill(
+        quota_id=quota_id,
+        survey_id=1,
+        wave_id=2,
+        survey_name=name,
+        room=room,
+        planned=room,
+        invited=invited,
+        rejected=0,
+        unknown=0,
+        value=1.0,
+    )
+
+
+def night(day: int, *, invited: int, full: int, **more) -> Summary:
+    codes = (
+        CodeCount(result_code=1, result="SUCCESS", pairs=invited, lesson="", advice=""),
+        CodeCount(result_code=28, result="QUOTA_FULL", pairs=full, lesson="quota", advice="a"),
+        CodeCount(result_code=None, result="no response", pairs=0, lesson="", advice="b"),
+    )
+    pairs = Pairs(planned=invited + full, invited=invited, rejected=full)
+    planned_at = BEGAN + timedelta(days=day)
+    given = {"codes": codes, "pairs": pairs, "planned_at": planned_at, "members": 50, **more}
+    return Summary(state="finished", **given)
+
+
+ENDS = Ends(total=Conversion(invited=80, completed=20, revenue=Decimal("31.5")))
+FIRST = night(0, invited=80, full=20, quotas=(fill(7, 40, 50), fill(8, 40, 400)))
+SECOND = night(1, invited=60, full=140, quotas=(fill(7, 60, 60), fill(9, 1, 2)), ends=ENDS)
+
+
+def test_campaigns_stand_in_the_order_of_their_plans():
+    found = compare({"b": SECOND, "a": FIRST})
+    assert [each.name for each in found.nights] == ["a", "b"]
+    assert [each.figures["invited"] for each in found.nights] == [80, 60]
+    assert [each.figures["revenue"] for each in found.nights] == [None, 31.5]
+    assert found.codes == {"28 QUOTA_FULL": [20, 140], "no response": [0, 0]}
+
+
+def test_what_has_changed_most_is_said_first():
+    assert compare({"a": FIRST, "b": SECOND}).changes() == [
+        "Success rate: 80.0% before, 30.0% now",
+        "28 QUOTA_FULL: 20.0% of requested pairs before, 70.0% now",
+    ]
+    assert compare({"a": FIRST}).changes() == []
+    assert compare({"a": FIRST, "b": evolve(FIRST, planned_at=BEGAN + timedelta(days=1))}).changes() == []
+
+
+def test_the_fill_of_a_quota_stands_beside_that_of_the_other_nights():
+    quotas = compare({"a": FIRST, "b": SECOND}).quotas
+    assert list(quotas) == [8, 7, 9]  # most room first
+    assert [each and each.invited for each in quotas[7]] == [40, 60]
+    assert quotas[9][0] is None
+
+
+def test_it_is_json():
+    found = json.loads(json.dumps(compare({"a": FIRST, "b": SECOND}).to_dict()))
+    assert found["nights"][1]["conversion"] == 0.25
+    assert found["nights"][0]["conversion"] is None
+    assert found["nights"][1]["codes"]["28 QUOTA_FULL"] == 140
+    assert found["quotas"][1] == {
+        "quota_id": 7,
+        "fills": [{"invited": 40, "room": 50}, {"invited": 60, "room": 60}],
+    }
+
+
+def test_the_page_has_all_of_it_and_escapes_names():
+    hostile = '"><script>alert(1)</script>'
+    page = comparison_page(compare({hostile: evolve(FIRST, quotas=(fill(7, 1, 2, hostile),)), "b": SECOND}))
+    assert "<script" not in page
+    assert "Content-Security-Policy" in page
+    for text in ("-25 %", "+600 %", "28 QUOTA_FULL", "31.50", "25.0 %"):
+        assert text in page, text
+    many = tuple(fill(number, 1, 2) for number in range(2500))
+    page = comparison_page(compare({"a": evolve(FIRST, quotas=many)}))
+    assert "The next 1,950 quotas" in page
+    assert "there are all 2,500 quotas" in page
+
+
+def test_nothing_planned_is_no_error():
+    empty = Summary(state="planned", planned_at=BEGAN)
+    assert "No quota was planned" in comparison_page(compare({"a": empty, "b": empty}))
