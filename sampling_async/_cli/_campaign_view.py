@@ -22,7 +22,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import silence_stdout
 from sampling_async._cli._tally import Tally, code_name
 from sampling_async._contract.records import wire_name
-from sampling_async.campaign._comparison import FIGURES, SHARES, Comparison
+from sampling_async.campaign._comparison import FIGURES, SHARES, CampaignComparison
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -336,7 +336,7 @@ def show_limits(limits: Limits, *, is_running: bool) -> None:
     show.screen().print(_grid(rows))
 
 
-def show_comparison(comparison: Comparison) -> None:
+def show_comparison(comparison: CampaignComparison) -> None:
     """Print several campaigns side by side; on a narrow terminal, the latest ones."""
     nights, console = comparison.nights, show.screen()
     rows = [

@@ -122,6 +122,10 @@ def quotas(
         ),
     ] = True,
     survey: Annotated[int | None, option("ID", "Show only this survey, with its quotas.", min=1)] = None,
+    html: Annotated[
+        Path | None,
+        option("FILE", "Write a page: price by LOI by IR, what a minute is worth. With a panel: see `match`."),
+    ] = None,
     as_json: Annotated[bool, flag("Print one JSON document, in the form of the service.", "--json")] = False,
 ) -> None:
     """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON."""
@@ -129,7 +133,11 @@ def quotas(
     surveys = tuple(each for each in inventory.surveys if survey in {None, each.survey_id})
     if survey is not None and not surveys:
         fail(f"survey {survey} has no open quotas", INCOMPLETE)
-    if as_json:
+    if html is not None:
+        from sampling_async._cli._pages import write_inventory_page  # noqa: PLC0415  only for this
+
+        write_inventory_page(html, surveys)
+    elif as_json:
         show.emit_all([evolve(inventory, surveys=surveys)])
     elif show.as_lines(wanted=False):
         show.emit_all(surveys)

@@ -23,6 +23,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "quotas": (
         "sampling-async quotas",
         "sampling-async quotas --json > quotas.json",
+        "sampling-async quotas --html inventory.html",
         "sampling-async quotas --no-routables \\\n  | jq '.Quotas[].QuotaID'",
     ),
     "settings": (
@@ -82,7 +83,14 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async campaign status night",
         "sampling-async campaign status night --json | jq .Pending",
     ),
-    "campaign report": ("sampling-async campaign report night",),
+    "campaign report": (
+        "sampling-async campaign report night",
+        "sampling-async campaign report night \\\n  --notifications notifications.db",
+    ),
+    "campaign compare": (
+        "sampling-async campaign compare nights/*",
+        "sampling-async campaign compare monday tuesday \\\n  --html nights.html",
+    ),
     "doctor": (
         "sampling-async doctor",
         "sampling-async doctor --profile us --quiet",

@@ -38,6 +38,9 @@ class MatchOptions:
     )
     sample: int | None = given("N", "Draw N members of each quota at random.", min=1)
     output: Path | None = given("FILE", "Write to this file: .parquet, .csv or .jsonl. Default: stdout.")
+    html: Path | None = given(
+        "FILE", "Write a page: price by LOI by IR, what the panel fits, and where room is and nobody fits."
+    )
     column: list[str] | None = given(
         "QUESTION=NAME", "The column of the panel that holds a question; can be given several times."
     )
@@ -66,6 +69,11 @@ class MatchOptions:
         return os.cpu_count() or 1
 
     @property
+    def counts(self) -> bool:
+        """Whether the output has a row for each quota."""
+        return all(each is None for each in (self.top, self.requests, self.allocate, self.sample))
+
+    @property
     def as_requests(self) -> bool:
         return self.requests is not None or self.allocate is not None
 
@@ -74,6 +82,8 @@ class MatchOptions:
 
         if sum(each is not None for each in (self.top, self.requests, self.allocate, self.sample)) > 1:
             raise InvalidRequestError("give only one of --top, --requests, --allocate and --sample")
+        if self.html is not None and (self.output is not None or not self.counts):
+            raise InvalidRequestError("--html is about all quotas: leave out --output, --top and the like")
         if self.allocate is not None:
             return Allocate(self.allocate)
         n = self.top or self.requests

@@ -14,6 +14,8 @@ from attrs import define
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
+from sampling_async._cli._match_options import check_place
+from sampling_async._cli._pages import write_inventory_page
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel import _files as files
@@ -130,6 +132,8 @@ class MatchRun:
         kinds = options.kinds(None if files.is_query(self._panel) else Path(self._panel))
         if options.output is not None:
             written.check_output(options.output, self._panel, options.inventory)
+        if options.html is not None:
+            check_place("--html", options.html)
         if options.inventory is None:
             inventory: Quotas | tuple[Survey, ...] = self._service.call(lambda client: client.get_quotas())
         else:
@@ -164,7 +168,13 @@ class MatchRun:
                 each.filter(pc.greater(pc.list_value_length(each.column("quota_ids")), 0)) for each in results
             )
         with followed.progress, self._file_named():
-            self._output(results, matcher, followed)
+            if options.html is None:
+                self._output(results, matcher, followed)
+            else:
+                rows = [row for batch in results for row in batch.to_pylist()]
+                fits = {row["quota_id"]: (row["certain"], row["possible"]) for row in rows}
+                surveys = inventory if isinstance(inventory, tuple) else inventory.surveys
+                write_inventory_page(options.html, surveys, fits, members=followed.members)
         if options.output is not None:
             show.note(f"{followed.members:,} members matched: {options.output}")
 

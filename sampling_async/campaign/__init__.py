@@ -5,7 +5,7 @@ It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 
 from sampling_async._protocol.lessons import LESSONS, Lesson, Rule
 from sampling_async.campaign._campaign import Campaign
-from sampling_async.campaign._comparison import ComparedNight, Comparison, compare
+from sampling_async.campaign._comparison import CampaignComparison, ComparedNight, compare
 from sampling_async.campaign._files import InviteFormat
 from sampling_async.campaign._ledger import erase_from_ledger
 from sampling_async.campaign._ledger_file import LedgerError
@@ -28,11 +28,11 @@ from sampling_async.campaign._summary import (
 __all__ = [
     "LESSONS",
     "Campaign",
+    "CampaignComparison",
     "CampaignRun",
     "CampaignState",
     "CodeCount",
     "ComparedNight",
-    "Comparison",
     "Conversion",
     "Cost",
     "Ends",

@@ -21,6 +21,7 @@ _WIDE: Final = 1000  # the drawing is stretched from this to the width that ther
 _FEW, _MANY = 4, 6  # ticks; texts with seconds or days are wide
 _MINUTE: Final = 60
 _DAY: Final = 86_400
+_SMALLEST, _LARGEST = 3.0, 16.0  # radius of a dot
 _STEPS: Final = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800),
     *(hours * 3_600 for hours in (1, 2, 3, 6, 12)),
@@ -162,6 +163,36 @@ def _time_texts(stamp: float, step: float) -> tuple[str, str]:
     if step >= _DAY:
         return day, str(when.year)
     return f"{when:%H:%M}" if step >= _MINUTE else f"{when:%H:%M:%S}", day
+
+
+@frozen
+class Dot:
+    """A dot of a scatter plot: its place, its size from 0 to 1, its colour, and what it stands for."""
+
+    x: float
+    y: float
+    size: float
+    kind: str
+    text: str
+
+
+def scatter(dots: Sequence[Dot], *, across: str, unit: str, label: str) -> Markup:
+    """Return dots between two axes that begin at zero; `across` and `unit` say what they show."""
+    wide, high = (Scale(max((getattr(dot, axis) for dot in dots), default=0.0)) for axis in ("x", "y"))
+    drawn = (
+        _tag(
+            "circle",
+            _tag("title", dot.text),
+            cx=_across(wide.share(dot.x)),
+            cy=_TOP + float(_up(high, dot.y)),
+            r=round(_SMALLEST + (_LARGEST - _SMALLEST) * math.sqrt(_share_of(dot.size, 1)), 1),
+            class_=f"dot f-{dot.kind}",
+        )
+        # The large ones first, so that they hide no small one.
+        for dot in sorted(dots, key=lambda dot: -dot.size)
+    )
+    ticks = (_below(compact(tick), wide.share(tick)) for tick in wide.ticks)
+    return _chart(label, *_grid(high, unit), *drawn, *ticks, _below(across, 0.5, line=2))
 
 
 def columns(values: Sequence[int], began: datetime, seconds: float, *, label: str, unit: str) -> Markup:

@@ -74,7 +74,7 @@ class ComparedNight:
 
 
 @frozen(kw_only=True)
-class Comparison:
+class CampaignComparison:
     """Several campaigns, in the order in which they were planned.
 
     Attributes:
@@ -142,10 +142,12 @@ class Comparison:
         }
 
 
-def compare(summaries: Mapping[str, Summary]) -> Comparison:
+def compare(summaries: Mapping[str, Summary]) -> CampaignComparison:
     """Return campaigns side by side, given their summaries by name."""
     ordered = sorted(summaries.items(), key=lambda each: (each[1].planned_at, each[0]))
-    return Comparison(nights=tuple(ComparedNight(name=name, summary=summary) for name, summary in ordered))
+    return CampaignComparison(
+        nights=tuple(ComparedNight(name=name, summary=summary) for name, summary in ordered)
+    )
 
 
 def changed(values: Sequence[Figure]) -> list[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from sampling_async.campaign._charts import Values
-    from sampling_async.campaign._comparison import Comparison
+    from sampling_async.campaign._comparison import CampaignComparison
     from sampling_async.campaign._summary import Conversion, Moment, QuotaFill, Summary, WaitKind
 
 FIRST_ENDS: Final = 15  # of so many surveys and quotas one sees at once what they have brought
@@ -81,7 +81,7 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
     )
 
 
-def comparison_page(comparison: Comparison, *, title: str = "Campaigns") -> str:
+def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns") -> str:
     """Return the page of a comparison."""
     nights = comparison.nights
     rows = [

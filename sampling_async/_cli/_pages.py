@@ -1,0 +1,31 @@
+"""Pages that commands write, beside the report of a campaign. They need the extra `panel`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._connection import fail
+from sampling_async._cli._tally import USAGE
+from sampling_async._private_files import written_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sampling_async import Survey
+    from sampling_async.campaign._inventory_page import Fits
+
+
+def write_inventory_page(
+    output: Path, surveys: Sequence[Survey], fits: Fits | None = None, *, members: int = 0
+) -> None:
+    """Write the page of an inventory, with what a panel fits, if there is one."""
+    try:
+        from sampling_async.campaign._inventory_page import inventory_page  # noqa: PLC0415  an extra
+    except ModuleNotFoundError as exc:
+        fail(f"the page needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
+    page = inventory_page(surveys, fits, members=members)
+    with written_whole(output) as unfinished:
+        unfinished.write_text(page, encoding="utf-8")
+    show.note(f"Page: {output}")

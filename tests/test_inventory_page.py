@@ -1,0 +1,106 @@
+"""The picture of an inventory: what is in the page, with a panel and without."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from cli_kit import panel_file, point_at, run
+
+from sampling_async import to_json
+from sampling_async.campaign._inventory_page import inventory_page
+from sampling_async.simulator import Simulator, generate_inventory
+
+INVENTORY = generate_inventory(3, surveys=40)
+SURVEYS = INVENTORY.surveys
+QUOTAS = [quota for survey in SURVEYS for quota in survey.quotas]
+
+
+def text_of(page: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", page.partition("</style>")[2]).split())
+
+
+def test_each_survey_is_a_dot_that_names_it():
+    page = inventory_page(SURVEYS)
+    assert page.count("<circle") == len(SURVEYS)
+    survey = SURVEYS[0]
+    assert f"{survey.survey_name}: {survey.price.amount:,.2f}, {survey.loi} min, IR {survey.ir} %" in page
+    assert "nobody fits" not in page
+
+
+def test_the_bands_hold_each_survey_once():
+    text = text_of(inventory_page(SURVEYS))
+    table = text[text.index("Room and median price") : text.index("What a minute is worth")]
+    assert sum(int(number) for number in re.findall(r", (\d+) surveys?\b", table)) == len(SURVEYS)
+
+
+def test_room_that_nobody_fits_is_named_with_its_questions_those_worth_most_first():
+    with_room = [quota for quota in QUOTAS if quota.estimated_completes_remaining > 0]
+    unfit = with_room[::2]
+    fits = {quota.quota_id: (10**6, 0) for quota in QUOTAS if quota not in unfit}
+    text = text_of(inventory_page(SURVEYS, fits, members=1234))
+    room = sum(quota.estimated_completes_remaining for quota in unfit)
+    assert f"{len(unfit)} quotas with room for {room:,}" in text
+    assert "No quota has more room than members that fit" in text
+    assert "1,234 members" in text
+    worth = {
+        quota.quota_id: survey.price.amount * quota.estimated_completes_remaining
+        for survey in SURVEYS
+        for quota in survey.quotas
+    }
+    best = max(unfit, key=lambda quota: (worth[quota.quota_id], -quota.quota_id))
+    questions = {
+        q.question_id for at in best.layers for sub in at.sub_quotas for q in sub.questions_and_answers
+    }
+    place = text.index(str(best.quota_id))
+    assert all(f"{worth[each.quota_id]:,.2f}" in text for each in (best,))
+    assert str(next(iter(questions))) in text[place : place + 200]
+
+
+def test_a_few_members_are_not_enough():
+    fits = {quota.quota_id: (1, 0) for quota in QUOTAS}
+    text = text_of(inventory_page(SURVEYS, fits))
+    assert "Each quota with room is fitted by somebody" in text
+    short = [quota for quota in QUOTAS if quota.estimated_completes_remaining > 1]
+    assert f"{len(short)} quotas with fewer members" in text
+
+
+def test_odd_inventories_are_no_error():
+    hostile = evolve(
+        SURVEYS[0], survey_name='"><script>\x00\u202e', loi=0, ir=0, estimated_completes_remaining=-5
+    )
+    page = inventory_page((hostile, evolve(hostile, ir=300, loi=10**6)), {}, members=0)
+    assert "<script" not in page
+    assert "There is no open survey" in inventory_page(())
+    assert "not known" in page
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    simulator = Simulator(seed=4, surveys=20, members=24)
+    panel_file(simulator, Path("panel.jsonl"))
+    Path("quotas.json").write_bytes(to_json(simulator.inventory))
+    with simulator.serve() as base_url:
+        point_at(monkeypatch, simulator, base_url)
+        yield simulator
+
+
+def test_the_commands_write_it(service):
+    assert run("quotas", "--html", "all.html").exit_code == 0
+    assert Path("all.html").read_text().count("<circle") == len(service.inventory.surveys)
+    result = run("match", "panel.jsonl", "--inventory", "quotas.json", "--html", "fit.html", "--workers", 1)
+    assert result.exit_code == 0, result.stderr
+    assert "Your panel can fill" in Path("fit.html").read_text()
+    assert (result.stdout, Path("fit.html").stat().st_mode & 0o777) == ("", 0o600)
+
+
+@pytest.mark.parametrize("more", [("--top", 3), ("--output", "x.csv"), ("--html", "no/where.html")])
+def test_the_page_is_about_all_quotas_and_has_a_place(service, more):
+    arguments = ("panel.jsonl", "--inventory", "quotas.json", "--html", "fit.html", *more)
+    result = run("match", *arguments)
+    assert result.exit_code == 2
+    assert "--html" in result.stderr
+    assert not Path("fit.html").exists()
