@@ -108,7 +108,7 @@ import sys
 from sampling_async.matching import PanelMatcher, QuotaIndex
 print(sorted({"anyio", "asyncio", "httpx"} & set(sys.modules)))
 import sampling_async
-print(sampling_async.SamplingClient.__module__, "httpx" in sys.modules)
+print(sampling_async.SamplingClient.__module__, "anyio" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == ["[]", "sampling_async._client True", ""]

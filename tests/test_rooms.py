@@ -61,7 +61,9 @@ TOOLS = {
     "sync",
 }
 THIRD_PARTY = {
-    "httpx": {"_wire"},
+    "httpx": set(),  # `_wire/foreign.py` loads that of the user; tests/test_foreign.py
+    "httpx2": set(),
+    "certifi": {"_wire/trust"},
     "httptools": {"_wire/http1"},
     "httpcore": set(),
     "msgspec": {"_contract", "_json/codec", "_json/fast", "_protocol/results"},

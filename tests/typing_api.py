@@ -1,8 +1,11 @@
 """The public API as a type checker sees it. mypy and pyright read this file; it never runs."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import assert_type
+from typing import Any, assert_type
 from uuid import UUID
+
+import httpx
+import httpx2
 
 from sampling_async import (
     AttemptReport,
@@ -50,6 +53,7 @@ from sampling_async.matching import (
 )
 from sampling_async.notifications import Inbox, InboxStatus
 from sampling_async.routing import RouterStatus, SurveyRouter
+from sampling_async.simulator import Simulator
 
 
 async def quota_ids() -> AsyncIterator[int]:
@@ -197,6 +201,17 @@ def script(client: blocking.SamplingClient) -> None:
         assert_type(outcomes.progress, Progress)
     with client.serve_snapshots("night.sock"), client.stream_bulk_invite("m", range(3)) as outcomes:
         assert_type(list(outcomes), list[InviteOutcome])
+
+
+def with_transports(url: str, app: Any) -> None:
+    """Give transports of httpx and of httpx2."""
+    key = UUID(int=1)
+    SamplingClient(
+        url, panel_guid=key, api_key=key, transport=httpx.MockTransport(lambda _: httpx.Response(200))
+    )
+    SamplingClient(url, panel_guid=key, api_key=key, transport=httpx.AsyncHTTPTransport())
+    SamplingClient(url, panel_guid=key, api_key=key, transport=httpx2.ASGITransport(app))
+    SamplingClient(url, panel_guid=key, api_key=key, transport=Simulator().transport())
 
 
 class Mine(blocking.SamplingClient):
