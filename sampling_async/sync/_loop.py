@@ -27,6 +27,7 @@ Given = ParamSpec("Given")
 _Close: TypeAlias = "Callable[[], Awaitable[object]]"
 _CLOSED: Final = "the client is closed; make a new one"
 _TICK: Final = 0.001  # seconds
+_ENDING_SECONDS: Final = 5.0
 
 
 class LoopThread:
@@ -59,32 +60,35 @@ class LoopThread:
             RuntimeError: This is the thread of the event loop, or a process that was forked since its start.
         """
         call = _BlockingCall(partial(function, *args, **kwargs))
-        loop = self._entered(call)
         try:
-            return loop.portal.start_task_soon(call.run).result()
+            return self._entered(call).start_task_soon(call.run).result()
         except CancelledError:
             raise ClientClosedError("the client was closed during the call", delivery="unknown") from None
         except BaseException as exc:
-            if isinstance(exc, RuntimeError) and not call.has_begun and loop.is_ending:
+            if call.loop is None:  # it was refused
+                raise
+            if isinstance(exc, RuntimeError) and not call.has_begun and call.loop.is_ending:
                 raise ClientClosedError(_CLOSED, delivery="not_sent") from None
-            call.cancel(loop.portal)
+            call.cancel()
             raise
         finally:
-            loop.calls.discard(call)
+            if call.loop is not None:
+                call.loop.calls.discard(call)
 
-    def _entered(self, call: _BlockingCall[Any]) -> _Loop:
-        """Return the event loop for a call. It does not end before the call is forgotten."""
+    def _entered(self, call: _BlockingCall[Any]) -> BlockingPortal:
+        """Return the portal for a call. The event loop does not end before the call is forgotten."""
         with self._lock:
             if self._is_closed:
                 raise ClientClosedError(_CLOSED, delivery="not_sent")
             if self._loop is None:
                 self._start()
             assert self._loop is not None
-            loop = self._loop
-            loop.require_usable()
-            loop.calls.add(call)
-        loop.ready.result()
-        return loop
+            self._loop.require_usable()
+            # First this: whatever a signal handler interrupts from here on, the call is forgotten in the end.
+            call.loop = self._loop
+            call.loop.calls.add(call)
+        call.loop.ready.result()
+        return call.loop.portal
 
     def _start(self) -> None:
         self._loop = _Loop(self._aclose, self.open)
@@ -177,7 +181,7 @@ class _Loop:
             finally:
                 self.is_ending = True
                 await self.portal.stop(cancel_remaining=True)
-                with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(_ENDING_SECONDS, shield=True):
                     # A thread may be about to start a call. It must find out that this has ended.
                     while self.calls:  # noqa: ASYNC110  those threads have no event to set
                         await anyio.sleep(_TICK)
@@ -193,6 +197,7 @@ class _BlockingCall(Generic[T]):
     """One call. It may be cancelled at any moment, also before it begins."""
 
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
+        self.loop: _Loop | None = None
         self.has_begun = False
         self._function = function
         self._over = threading.Event()
@@ -207,11 +212,12 @@ class _BlockingCall(Generic[T]):
         finally:
             self._over.set()
 
-    def cancel(self, portal: BlockingPortal) -> None:
+    def cancel(self) -> None:
         """Cancel the call and wait for its end."""
-        if not self._over.is_set():
+        assert self.loop is not None
+        if self.loop.ready.done() and not self._over.is_set():
             with suppress(RuntimeError):  # the loop has ended, and this call with it
-                portal.start_task_soon(self._cancel)
+                self.loop.portal.start_task_soon(self._cancel)
                 self._over.wait()
 
     def _cancel(self) -> None:

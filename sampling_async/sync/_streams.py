@@ -178,9 +178,6 @@ class BlockingStream(Iterator[Item_co]):
         finally:
             self._is_inside = False
             self._loop.open.pop(self, None)
-            if self._filling is not None:
-                await asyncio.wait({self._filling})
-                self._filling.exception()  # marks it as seen, or asyncio logs it
 
     def __iter__(self) -> Self:
         return self
@@ -204,7 +201,10 @@ class BlockingStream(Iterator[Item_co]):
         if self._input is None:
             return await self._fill()
         # If this is cancelled, the task goes on, and what it brings is there for the next call.
-        self._filling = self._filling or asyncio.ensure_future(self._fill())
+        if self._filling is None:
+            self._filling = asyncio.ensure_future(self._fill())
+            # Marks an exception as seen, or asyncio logs it: nobody may ask for it.
+            self._filling.add_done_callback(lambda task: task.cancelled() or task.exception())
         waited: set[asyncio.Future[Any]] = {self._filling, self._input.next_wish()}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not self._filling.done():
