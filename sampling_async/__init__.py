@@ -1,8 +1,8 @@
 """The asyncio client for External Sampling Services.
 
-All public names of the client are in this namespace; the modules behind it are private. The tools are in public
-submodules: `matching`, `campaign`, `notifications`, `routing`, `health`, `frames` (tables), and `simulator`, a
-service to test against.
+All public names of the client are in this namespace; the modules behind it are private. The tools are in
+public submodules: `matching`, `campaign`, `notifications`, `routing`, `health`, `frames` (tables), and
+`simulator`, a service to test against. `sync` has the same client for programs without asyncio.
 
 The names that send requests are loaded on first access, because they import an HTTP library. A process that
 only matches members never imports it, and so starts faster.

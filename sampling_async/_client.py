@@ -58,7 +58,8 @@ from sampling_async._wire.address import (
     require_https_through,
 )
 from sampling_async._wire.bodies import BodyLimits
-from sampling_async._wire.session import Session, checked_transport
+from sampling_async._wire.foreign import checked_transport
+from sampling_async._wire.session import Session
 from sampling_async._wire.timeouts import Timeouts
 from sampling_async._wire.trust import checked_context, context_of_files
 
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
-
-    import httpx
 
     from sampling_async._bulk.asked import AskedPairs
     from sampling_async._bulk.options import Goal, Repeats
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
     from sampling_async._protocol.results import BulkInviteResult, InviteOutcome
     from sampling_async._telemetry.otel import Telemetry
     from sampling_async._watch.watch import QuotaWatch
+    from sampling_async._wire.foreign import Transport
 
 
 # Unused connections kept beyond `max_concurrency`: the probe of an outage needs no permit.
@@ -107,8 +107,8 @@ class SamplingClient:
         retry: Whether and how failed calls are repeated.
         outage: What to do during an outage of the service.
         limits: The largest response bodies that are accepted, in bytes.
-        transport: An httpx transport that carries the requests in place of the client's own engine, such as a
-            mock or an ASGI application. It has its own settings for proxy and TLS.
+        transport: A transport of httpx or httpx2 that carries the requests in place of the client's own
+            engine, such as a mock or an ASGI application. It has its own settings for proxy and TLS.
         proxy: An HTTP proxy, `http://host:3128` or `http://user:password@host:3128`; no repr or error shows
             the credentials. For an https service the proxy opens a tunnel (CONNECT) and cannot read the
             traffic; for an http service it sends the requests itself. `from_env` reads SAMPLING_PROXY from the
@@ -145,7 +145,7 @@ class SamplingClient:
         retry: RetryPolicy | None = None,
         outage: OutagePolicy | None = None,
         limits: BodyLimits | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: Transport | None = None,
         proxy: Text | None = None,
         ssl_context: ssl.SSLContext | None = None,
         idle_seconds: float = 4.0,

@@ -23,7 +23,7 @@ PUBLIC = [name for name in sampling_async.__all__ if name != "__version__"]
 def test_all_is_sorted_and_equals_dir():
     assert dir(sampling_async) == sampling_async.__all__ == sorted(sampling_async.__all__)
     used_inside = {"Any", "Final", "TYPE_CHECKING", "import_module"}
-    used_inside |= {"campaign", "frames", "health", "matching", "notifications", "routing", "simulator"}
+    used_inside |= {"campaign", "frames", "health", "matching", "notifications", "routing", "simulator", "sync"}
     # Pytest rewrites modules of plugins, which leaves names with an @.
     visible = {name for name in vars(sampling_async) if name.isidentifier() and not name.startswith("_")}
     assert visible - used_inside <= set(PUBLIC)
@@ -59,6 +59,7 @@ def test_every_export_is_documented(name):
         "sampling_async.notifications",
         "sampling_async.routing",
         "sampling_async.simulator",
+        "sampling_async.sync",
     ],
 )
 def test_every_export_of_the_tools_is_documented(package):
@@ -107,7 +108,7 @@ import sys
 from sampling_async.matching import PanelMatcher, QuotaIndex
 print(sorted({"anyio", "asyncio", "httpx"} & set(sys.modules)))
 import sampling_async
-print(sampling_async.SamplingClient.__module__, "httpx" in sys.modules)
+print(sampling_async.SamplingClient.__module__, "anyio" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == ["[]", "sampling_async._client True", ""]

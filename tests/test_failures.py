@@ -6,10 +6,12 @@ import errno
 import ssl
 
 import httpx
+import httpx2
 import pytest
 
 from sampling_async import TransportError, TransportTimeoutError
-from sampling_async._wire.failures import Refusal, translated, was_never_sent, way_of
+from sampling_async._wire import faults
+from sampling_async._wire.failures import Refusal, failure_of_test, translated, was_never_sent, way_of
 from sampling_async._wire.http1 import NotHttp
 from sampling_async._wire.trust import text_of
 
@@ -88,6 +90,36 @@ def test_an_exception_of_a_transport_becomes_an_error_that_quotes_nothing(exc, s
     assert (error.args[0], error.delivery, error.permanent) == (text, delivery, permanent)
 
 
+@pytest.mark.parametrize("name", sorted({*dir(faults)} & {*httpx.__all__}))
+def test_errors_of_httpx_and_httpx2_are_those_of_our_engine(name):
+    """Each class has the same name in all three, and means the same."""
+
+    def seen(library):
+        exc = getattr(library, name)("x")
+        error = translated(exc, "unknown", sent=True)
+        return type(error), error.args, error.permanent, was_never_sent(exc)
+
+    assert seen(httpx) == seen(httpx2) == seen(faults)
+
+
+def test_a_class_of_the_user_counts_as_what_it_derives_from():
+    class Mine(httpx2.ConnectTimeout):
+        pass
+
+    class ConnectError(Exception):
+        """Of the same name, and of no library."""
+
+    assert was_never_sent(Mine("x"))
+    assert not was_never_sent(ConnectError("x"))
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_only_the_general_timeout_explains_a_request_that_was_not_announced(library):
+    text = "No response can be found for GET request"
+    assert isinstance(failure_of_test(library.TimeoutException(text)), AssertionError)
+    assert failure_of_test(library.ReadTimeout(text)) is None
+
+
 def test_a_certificate_that_was_refused_while_something_else_was_handled_is_found():
     exc = httpx.ConnectError("x")
     exc.__context__ = not_trusted()
@@ -117,6 +149,7 @@ def test_a_proxy_of_the_environment_that_is_not_used_is_named(name):
     [
         ("httpcore", True),
         ("httpcore._exceptions", True),
+        ("httpcore2", True),
         ("builtins", True),
         ("aiohttp.client_exceptions", False),
     ],

@@ -8,7 +8,6 @@ import ssl
 from types import SimpleNamespace
 
 import doubles
-import httpx
 import pytest
 import trustme
 import wire
@@ -137,10 +136,10 @@ def test_authorities_that_are_in_no_variable_are_those_of_certifi(monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     assert default_context().get_ca_certs()
 
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise OSError
 
-    monkeypatch.setattr(httpx, "create_ssl_context", fail)
+    monkeypatch.setattr(ssl, "create_default_context", fail)
     with pytest.raises(Unusable, match=r"^certifi names , which cannot be used: OSError$"):
         default_context()
 

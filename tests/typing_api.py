@@ -1,8 +1,11 @@
 """The public API as a type checker sees it. mypy and pyright read this file; it never runs."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import assert_type
+from typing import Any, assert_type
 from uuid import UUID
+
+import httpx
+import httpx2
 
 from sampling_async import (
     AttemptReport,
@@ -27,10 +30,13 @@ from sampling_async import (
     SamplingClient,
     SamplingError,
     Setting,
+    Snapshot,
+    Survey,
     WatchStatus,
     from_json,
     to_json,
 )
+from sampling_async import sync as blocking
 from sampling_async.health import Health, HealthReport
 from sampling_async.matching import (
     BatchReader,
@@ -47,6 +53,7 @@ from sampling_async.matching import (
 )
 from sampling_async.notifications import Inbox, InboxStatus
 from sampling_async.routing import RouterStatus, SurveyRouter
+from sampling_async.simulator import Simulator
 
 
 async def quota_ids() -> AsyncIterator[int]:
@@ -164,3 +171,52 @@ def support(
         retry=RetryPolicy(max_attempts=2),
     )
     return SamplingClient.from_env(profile=profile)
+
+
+def script(client: blocking.SamplingClient) -> None:
+    """Use each public call of the blocking client, and declare its result type."""
+    assert_type(client.share(of=2), blocking.SamplingClient)
+    assert_type(client.with_options(name="us", outage=OutagePolicy(patience=0)), blocking.SamplingClient)
+    assert_type(client.get_quotas(include_routables=False), Quotas)
+    assert_type(client.generate_invite("m", 1, deadline=5), Invite)
+    assert_type(client.get_settings(), PartnerSettings)
+    assert_type(client.bulk_invite("m", (n for n in (1, 2))), BulkInviteResult)
+    assert_type(client.snapshot(), Snapshot)
+    assert_type(client.name, str | None)
+    for survey in client.iter_surveys(strict=True):
+        assert_type(survey, Survey)
+    for code in client.recontact_members(1, max_results=5, after="m"):
+        assert_type(code, str)
+    for page in client.recontact_pages(1):
+        assert_type(page, RecontactMembers)
+    with client.stream_recontact_members(1) as codes:
+        assert_type(next(codes), str)
+        assert_type(codes.last_taken, str | None)
+    requests = (InviteRequest("m", [1]) for _ in range(3))
+    with client.fan_out(requests, goal=goal_of(is_urgent=True), journal="run.journal") as outcomes:
+        assert_type(outcomes, blocking.OutcomeStream)
+        for outcome in outcomes:
+            assert_type(outcome, InviteOutcome)
+        assert_type(outcomes.left_over, tuple[InviteOutcome, ...])
+        assert_type(outcomes.progress, Progress)
+    with client.serve_snapshots("night.sock"), client.stream_bulk_invite("m", range(3)) as outcomes:
+        assert_type(list(outcomes), list[InviteOutcome])
+
+
+def with_transports(url: str, app: Any) -> None:
+    """Give transports of httpx and of httpx2."""
+    key = UUID(int=1)
+    SamplingClient(
+        url, panel_guid=key, api_key=key, transport=httpx.MockTransport(lambda _: httpx.Response(200))
+    )
+    SamplingClient(url, panel_guid=key, api_key=key, transport=httpx.AsyncHTTPTransport())
+    SamplingClient(url, panel_guid=key, api_key=key, transport=httpx2.ASGITransport(app))
+    SamplingClient(url, panel_guid=key, api_key=key, transport=Simulator().transport())
+
+
+class Mine(blocking.SamplingClient):
+    """A client of a partner."""
+
+
+assert_type(Mine.from_env(profile="us"), Mine)
+assert_type(Mine("https://service.example", panel_guid=UUID(int=1), api_key="key").with_options(), Mine)

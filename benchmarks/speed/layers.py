@@ -69,7 +69,7 @@ class Layers(OurClient):
 
         async def exchange(call: Call[Any]) -> None:
             made = self._session._request(call, self._track(), inf)  # noqa: SLF001
-            response = await self._session._http.send(made, stream=True)  # noqa: SLF001
+            response = await self._session._carrier.exchange(made)  # noqa: SLF001
             async for _ in response.extensions["body"]:
                 pass
             await response.aclose()

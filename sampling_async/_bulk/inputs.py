@@ -29,6 +29,10 @@ class PromptItems(AsyncIterator[T]):
     def __next__(self) -> T:
         """Return the next item; raise StopIteration if that takes a wait."""
 
+    def read_ahead(self) -> Iterable[T]:
+        """Return the items of the user's input that were read, and not returned yet."""
+        return ()
+
 
 class Input(Generic[T]):
     """A reader that takes an input item by item and gives the event loop regular turns.
@@ -84,6 +88,11 @@ class Input(Generic[T]):
         except Exception as exc:  # noqa: BLE001  of the user's iterator
             self._raised = exc
             return False
+
+    def unstored(self) -> list[Any]:
+        """Return what was taken from the user's input, and is stored nowhere else."""
+        latest = [] if self.latest is Input.NOTHING else [self.latest]
+        return [*latest, *self._items.read_ahead()] if isinstance(self._items, PromptItems) else latest
 
     def _raise(self) -> None:
         raised, self._raised = self._raised, None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Self, SupportsIndex, TypeAlias
 
@@ -287,13 +288,10 @@ class MemberSource:
         if self._drawn is not None:
             yield self._drawn
         places = dict(self._places)
-        if self._input.latest is not Input.NOTHING:  # pragma: no cover  swept in tests/faults
-            try:
-                quota_id = quota_id_of(self._input.latest)
-            except InvalidRequestError:
-                # An invalid ID has no outcome. The user gets its error from the iteration.
-                pass
-            else:
+        for item in self._input.unstored():
+            # An invalid ID has no outcome. The user gets its error from the iteration.
+            with suppress(InvalidRequestError):
+                quota_id = quota_id_of(item)
                 places[quota_id] = places.get(quota_id, 0) + 1
         if places:
             yield Job(Chunk.of(self._member_code, places))
@@ -456,8 +454,9 @@ class FanOutSource:
             yield from plan.left()
         if self._recalling is not None:
             yield from self._recalling.left()
-        request = self._input.latest
-        if isinstance(request, InviteRequest):  # pragma: no cover  swept in tests/faults
+        for request in self._input.unstored():
+            if not isinstance(request, InviteRequest):
+                continue
             whole = Chunk.of(request.member_code, Counter(request.quota_ids))
             if self._replay is not None:
                 yield Job(whole, not_looked_up(whole))

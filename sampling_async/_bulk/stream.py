@@ -123,7 +123,8 @@ class OutcomeStream:
         """
         taken = known = answered = self._answered
         replayed = of_journal = self._replayed
-        for job in self._jobs.open:
+        # A copy in one step: another thread may ask.
+        for job in tuple(self._jobs.open):
             places = job.chunk.places
             taken += places
             answered += job.taken
@@ -291,24 +292,37 @@ class OutcomeStream:
 
     async def __anext__(self) -> InviteOutcome:
         await self._turns.step()
-        while True:
-            while self._current and not self._jobs.left:
-                job, outcomes = self._current[0]
-                # `for` in place of `next()`: the end of the iterator is no exception, and costs nothing.
-                for outcome in outcomes:
-                    job.taken += 1
-                    return outcome
-                # An iterator that ends too early was ended by a signal handler that raised inside it. A new one
-                # continues after the outcomes that were taken.
-                if job.taken < job.chunk.places:
-                    self._current[0] = job, job.left()
-                    continue
-                self._current.popleft()
-                self._release(job)
-            following = await self._jobs.next()
-            if following is None:
-                self._inviter.raise_test_failure()
+        while (outcome := self.next_now()) is None:
+            if not await self.fill():
                 raise StopAsyncIteration
-            job = following
+        return outcome
+
+    def next_now(self) -> InviteOutcome | None:
+        """Return the next outcome, or None if `fill` is needed; for other parts of this package."""
+        while self._current and not self._jobs.left:
+            job, outcomes = self._current[0]
+            # `for` in place of `next()`: the end of the iterator is no exception, and costs nothing.
+            for outcome in outcomes:
+                job.taken += 1
+                return outcome
+            # An iterator that ends too early was ended by a signal handler that raised inside it. A new one
+            # continues after the outcomes that were taken.
+            if job.taken < job.chunk.places:
+                self._current[0] = job, job.left()
+                continue
+            self._current.popleft()
+            self._release(job)
+        return None
+
+    async def fill(self, *, most: int = 1) -> bool:
+        """Wait for a request that is done, and take up to `most`, for `next_now`. Return False at the end."""
+        job = await self._jobs.next()
+        if job is None:
+            self._inviter.raise_test_failure()
+            return False
+        while job is not None:
             self.unrequested.extend(job.account().answer.unrequested)
             self._current.append((job, job.left()))
+            most -= 1
+            job = self._jobs.next_now() if most else None
+        return True

@@ -92,17 +92,28 @@ class RecontactStream:
         return self
 
     async def __anext__(self) -> str:
-        while True:
-            while self._codes:
-                # Take one code, or fall through at the end of the page. It is noted before it is returned.
-                for code in self._codes[0]:
-                    self.last_taken = code
-                    return code
-                self._codes.popleft()
-            page = await self._pages.next()
-            if page is None:
+        while (code := self.next_now()) is None:
+            if not await self.fill():
                 raise StopAsyncIteration
-            self._codes.append(iter(page.member_codes))
+        return code
+
+    def next_now(self) -> str | None:
+        """Return the next code, or None if `fill` is needed; for other parts of this package."""
+        while self._codes:
+            # Take one code, or fall through at the end of the page. It is noted before it is returned.
+            for code in self._codes[0]:
+                self.last_taken = code
+                return code
+            self._codes.popleft()
+        return None
+
+    async def fill(self) -> bool:
+        """Wait for the next page, for `next_now`. Return False at the end."""
+        page = await self._pages.next()
+        if page is None:
+            return False
+        self._codes.append(iter(page.member_codes))
+        return True
 
 
 class Cursor:

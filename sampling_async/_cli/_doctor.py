@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import anyio
-import httpx
 import typer
 from attrs import frozen
 from rich.table import Column, Table
@@ -41,6 +40,7 @@ from sampling_async._wire.failures import way_of
 from sampling_async._wire.lookups import Lookups
 from sampling_async._wire.session import Session
 from sampling_async._wire.track import Track
+from sampling_async._wire.urls import Url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -168,7 +168,7 @@ def _examine(
 class DoctorRun:
     """One run of all checks: single attempts, as the client makes them."""
 
-    base_url: httpx.URL
+    base_url: Url
     panel_guid: str
     key: Secret  # empty if it is missing
     proxy: Proxy | None
@@ -205,7 +205,7 @@ class DoctorRun:
     async def _dns(self) -> Finding:
         if self.proxy is not None:
             return Finding("DNS", "skipped", "the proxy looks the host up")
-        host = self.base_url.raw_host.decode("ascii")
+        host = self.base_url.ascii_host
         try:
             with anyio.fail_after(CONNECT_SECONDS):
                 found = await Lookups().addresses(host, self.base_url.port or 443)
@@ -264,7 +264,8 @@ class DoctorRun:
         seconds, response = time.monotonic() - start, track.response
         if response is None:  # a monitoring agent has patched httpx, so it was not our engine that sent
             return ProbeResponse(reply.status, {}, reply.body, "", began, seconds)
-        headers, certificate = httpx.Headers(response.headers), response.certificate
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+        certificate = response.certificate
         track.release_connection()
         return ProbeResponse(reply.status, headers, reply.body, "", began, seconds, certificate)
 

@@ -132,6 +132,12 @@ class JobStream(Background, Generic[Job]):
                 self._end()
                 return None
             await self._progress.wait()
+        return self.next_now()
+
+    def next_now(self) -> Job | None:
+        """Return a job that is done, or None if there is none now. It stays in `open` until `release`."""
+        if not self._done:
+            return None
         job = self._done.popleft()
         self._leave_window()
         return job

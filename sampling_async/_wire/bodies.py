@@ -7,11 +7,10 @@ import zlib
 from contextlib import suppress
 from functools import lru_cache
 from inspect import isasyncgen
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.lowlevel
-import httpx
 from attrs import field, frozen
 
 from sampling_async._contract.checks import positive
@@ -20,9 +19,10 @@ from sampling_async._contract.statuses import NOT_MODIFIED
 from sampling_async._pacing.loops import Stepwise
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from sampling_async._contract.errors import Endpoint
+    from sampling_async._wire.urls import Url
 
 _MIB: Final = 2**20
 _PARTS_A_TURN: Final = 256
@@ -61,50 +61,80 @@ class Head:
 
     __slots__ = ("headers", "lines")
 
-    def __init__(self, headers: httpx.Headers) -> None:
+    def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = headers
-        self.lines = b"".join([b"%b: %b\r\n" % header for header in headers.raw])
+        self.lines = "".join([f"{name}: {content}\r\n" for name, content in headers.items()]).encode("ascii")
 
 
-class Request(httpx.Request):
-    """A request that shares its origin and headers with others; httpx would copy both, and parse them again."""
+class Request:
+    """A request. It shares its origin and headers with others."""
+
+    __slots__ = ("body", "extensions", "headers", "lines", "method", "origin", "target")
 
     def __init__(
         self,
         method: str,
-        origin: httpx.URL,
+        origin: Url,
         target: bytes,
         *,
         head: Head,
         body: bytes,
         extensions: dict[str, Any],
     ) -> None:
-        # All that httpx's own constructor sets, which is not called.
         self.method = method
         self.origin = origin
-        # Path and query, as they are sent. httpx parses them, into `url`, only if they are read.
-        self.target = target
+        self.target = target  # path and query, as they are sent
         self.headers = head.headers
         self.lines = head.lines
         self.extensions = extensions
         self.body = body
-        self.stream = RequestBody(body)
-
-    def __getattr__(self, name: str) -> httpx.URL:
-        if name != "url":
-            raise AttributeError(name)
-        self.url = self.origin.copy_with(raw_path=self.target)
-        return self.url
 
 
-class RequestBody(httpx.AsyncByteStream):
-    """The body of a request. httpx's own is an async generator, and trio warns if one is left unfinished."""
+class ResponseHeaders:
+    """The headers of a response, as pairs of bytes in `raw`."""
 
-    def __init__(self, content: bytes) -> None:
-        self.content = content
+    __slots__ = ("raw",)
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return Stepwise((self.content,))
+    def __init__(self, raw: Sequence[tuple[bytes, bytes]]) -> None:
+        self.raw = raw
+
+    def get(self, name: str, default: str | None = None, /) -> str | None:
+        """Return a header. Several values of one name are joined."""
+        wanted = name.lower().encode()
+        found = [content.decode("latin-1") for each, content in self.raw if each.lower() == wanted]
+        return ", ".join(found) if found else default
+
+
+class HeaderLookup(Protocol):
+    """Headers of our engine, of httpx or of httpx2."""
+
+    def get(self, name: str, default: str | None = None, /) -> str | None: ...
+
+
+class ReceivedResponse(Protocol):
+    """What is read of a response of our engine, of httpx or of httpx2. The body is still to be read."""
+
+    status_code: int
+
+    @property
+    def extensions(self) -> Mapping[str, Any]: ...
+
+    @property
+    def headers(self) -> HeaderLookup: ...
+
+    @property
+    def is_stream_consumed(self) -> bool:
+        """Whether the body is in `content`, decompressed."""
+        ...
+
+    @property
+    def content(self) -> bytes: ...
+
+    def aiter_raw(self) -> AsyncIterator[bytes]:
+        """Return the parts of the body as received."""
+        ...
+
+    async def aclose(self) -> None: ...
 
 
 class LimitedBody:
@@ -113,7 +143,7 @@ class LimitedBody:
     Another encoding in the header is ignored if the body begins as JSON: some services send `utf-8` there.
     """
 
-    def __init__(self, response: httpx.Response, wire: int, decoded: int) -> None:
+    def __init__(self, response: ReceivedResponse, wire: int, decoded: int) -> None:
         self._response = response
         self._wire_left = wire
         self._decoded_left = decoded
@@ -126,7 +156,7 @@ class LimitedBody:
             self.own.most = wire
             encoding = self.own.encoding
         else:
-            encoding = response.headers.get("Content-Encoding", "").encode()
+            encoding = (response.headers.get("Content-Encoding") or "").encode()
         self._zipped, self._is_other = _codings(encoding) if encoding else (0, False)
         self._inflater: _Inflater | None = None
         self._source: AsyncIterator[bytes] | None = None  # until the first part is read
@@ -139,7 +169,7 @@ class LimitedBody:
     @property
     def etag(self) -> str | None:
         """The ETag of the response; None without one, and for one that is not safe to send back."""
-        etag = self._response.headers.get("ETag", "")
+        etag = self._response.headers.get("ETag") or ""
         return etag if _ETAG.fullmatch(etag) else None
 
     async def next(self) -> bytes:
@@ -162,12 +192,12 @@ class LimitedBody:
             self._inflater.feed(raw)
 
     def _begun(self) -> AsyncIterator[bytes]:
-        """Return the parts as received. The engine's bypass httpx, which would cost as much as the reading."""
+        """Return the parts as received."""
         if self._response.is_stream_consumed:
             # A mock made this response from memory, and httpx has decompressed it already.
             return Stepwise((self._response.content,))
         self._inflater = _Inflater() if self._zipped else None
-        return self._response.aiter_raw() if self.own is None else aiter(self.own)
+        return self._response.aiter_raw()
 
     async def _next_raw(self, source: AsyncIterator[bytes]) -> bytes:
         while not (raw := await anext(source, None)):

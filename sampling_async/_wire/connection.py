@@ -6,10 +6,18 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-import httpx
 from attrs import define
 
-from sampling_async._wire.bodies import too_large
+from sampling_async._wire.bodies import ResponseHeaders, too_large
+from sampling_async._wire.faults import (
+    ConnectError,
+    ConnectTimeout,
+    ExchangeError,
+    ReadError,
+    ReadTimeout,
+    WriteError,
+    WriteTimeout,
+)
 from sampling_async._wire.http1 import ResponseParser
 from sampling_async._wire.reader import TooSlow
 from sampling_async._wire.sockets import Wire, is_of_the_system
@@ -116,24 +124,26 @@ class Connection:
         self._wire.close()
 
 
-class Response(httpx.Response):
-    """A response whose headers httpx parses when they are read, which is rare."""
+class Response:
+    """A response of our engine; see `ReceivedResponse`."""
+
+    __slots__ = ("extensions", "status_code")
+
+    content = b""
+    is_stream_consumed = False
 
     def __init__(self, status: int, body: BodyStream) -> None:
-        # What httpx's own constructor sets, as far as reading a stream needs it.
         self.status_code = status
-        self.stream = body
         self.extensions = {"body": body}
-        self.is_closed = self.is_stream_consumed = False
 
-    def __getattr__(self, name: str) -> httpx.Headers:
-        if name != "headers":
-            raise AttributeError(name)
-        self.headers = httpx.Headers(self.extensions["body"].headers)
-        return self.headers
+    @property
+    def headers(self) -> ResponseHeaders:
+        return ResponseHeaders(self.extensions["body"].headers)
+
+    def aiter_raw(self) -> BodyStream:
+        return self.extensions["body"]
 
     async def aclose(self) -> None:
-        self.is_closed = True
         await self.extensions["body"].aclose()
 
 
@@ -147,7 +157,7 @@ class Pool(Protocol):
         """Close a connection."""
 
 
-class BodyStream(httpx.AsyncByteStream):
+class BodyStream:
     """The body of a response as it arrives. It holds the connection until the response is judged."""
 
     def __init__(self, connection: Connection, answer: ResponseParser, seconds: float, pool: Pool) -> None:
@@ -206,9 +216,9 @@ class BodyStream(httpx.AsyncByteStream):
 
 
 class ErrorTranslator:
-    """A block in which errors of the system, and a time limit that passed, become httpx's errors."""
+    """A block in which errors of the system, and a time limit that passed, become errors of an exchange."""
 
-    def __init__(self, failure: type[httpx.NetworkError], timeout: type[httpx.TimeoutException]) -> None:
+    def __init__(self, failure: type[ExchangeError], timeout: type[ExchangeError]) -> None:
         self._failure = failure
         self._timeout = timeout
 
@@ -222,6 +232,6 @@ class ErrorTranslator:
             raise self._timeout(type(exc).__name__) from exc
 
 
-CONNECTING: Final = ErrorTranslator(httpx.ConnectError, httpx.ConnectTimeout)
-WRITING: Final = ErrorTranslator(httpx.WriteError, httpx.WriteTimeout)
-READING: Final = ErrorTranslator(httpx.ReadError, httpx.ReadTimeout)
+CONNECTING: Final = ErrorTranslator(ConnectError, ConnectTimeout)
+WRITING: Final = ErrorTranslator(WriteError, WriteTimeout)
+READING: Final = ErrorTranslator(ReadError, ReadTimeout)

@@ -1,6 +1,6 @@
-"""The engine: it carries the requests of httpx.AsyncClient as HTTP/1.1 over its own sockets.
+"""The engine: it carries requests as HTTP/1.1 over its own sockets.
 
-httpx's own engine has three problems here. Cancellations make its pool lose slots. If two responses arrive in
+The engine of httpx has three problems here. Cancellations make its pool lose slots. If two responses arrive in
 one packet, the second one goes to the next request. And a request costs more, the more connections there are.
 Here the gate limits how many requests run, and a connection belongs either to one request or to the list of
 idle connections. A request that does not end with its whole response closes its connection at once, without
@@ -12,23 +12,29 @@ it. On trio nothing may run without a nursery: there that waits for the next req
 from __future__ import annotations
 
 import ssl
-import sys
 import time
 import weakref
 from collections import deque
 from contextlib import suppress
 from contextvars import Context
-from functools import lru_cache, partial
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
-import httpx
 
 from sampling_async._contract.statuses import Meaning, statuses
 from sampling_async._pacing.loops import BODY, FIRST_BYTE, SEND, asyncio_loop
 from sampling_async._wire.connection import CONNECTING, BodyStream, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
+from sampling_async._wire.faults import (
+    ConnectError,
+    ConnectTimeout,
+    ExchangeError,
+    ReadError,
+    RemoteProtocolError,
+    WriteError,
+)
 from sampling_async._wire.lookups import Lookups
 from sampling_async._wire.sockets import Wire, connect, is_of_the_system
 from sampling_async._wire.trust import Unusable, alert_in, default_context
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from sampling_async._wire.address import Proxy
     from sampling_async._wire.bodies import Request
     from sampling_async._wire.http1 import ResponseParser
+    from sampling_async._wire.urls import Url
 
 _REMEMBERED: Final = 16
 # Seconds. No server has a shorter idle time, so a connection that is closed sooner has another reason.
@@ -91,7 +98,7 @@ Limits: TypeAlias = "Mapping[str, float]"
 _OF_THE_SERVICE: Final = statuses(Meaning.OWN)
 
 # The errors of a request on a connection that the server was closing.
-_ENDS: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+_ENDS: Final = (ReadError, WriteError, RemoteProtocolError)
 
 
 class Engine:
@@ -119,20 +126,12 @@ class Engine:
     def __repr__(self) -> str:
         return f"<Engine: {len(self._idle)} idle>"
 
-    @property
-    def is_bypassed(self) -> bool:
-        """Whether httpx's own engine is patched, as respx and pytest-httpx do. Then requests go through it."""
-        # Not imported for this check: a module that is not loaded cannot be patched.
-        httpcore = sys.modules.get("httpcore")
-        pool = None if httpcore is None else httpcore.AsyncConnectionPool.handle_async_request
-        return _are_patched(httpx.AsyncHTTPTransport.handle_async_request, pool)
-
     @staticmethod
     def may_have_raised(exc: BaseException) -> bool:
         """Return whether an error is a failed request, and not one that a signal handler raised."""
-        return isinstance(exc, httpx.HTTPError) or is_of_the_system(exc)
+        return isinstance(exc, ExchangeError) or is_of_the_system(exc)
 
-    async def exchange(self, request: Request, private: Mapping[str, str]) -> httpx.Response:
+    async def exchange(self, request: Request, private: Mapping[str, str]) -> Response:
         """Send a request and return its response, whose body is still to be read.
 
         The extension `sent` is called with False when it is certain that no byte has left, and with True before
@@ -172,7 +171,7 @@ class Engine:
 
     def _message_to_proxy(self, request: Request, private: Mapping[str, str]) -> bytes:
         assert self._proxy is not None
-        target = b"http://%b%b" % (request.origin.netloc, request.target)
+        target = b"http://%b%b" % (request.origin.netloc.encode("ascii"), request.target)
         return _message(request, {**private, **credentials_for(self._proxy)}, target)
 
     def _take_idle(self) -> Connection | None:
@@ -188,7 +187,7 @@ class Engine:
             self._note_end_of(connection, now)
         return None
 
-    async def _connect(self, url: httpx.URL, limits: Limits) -> Connection:
+    async def _connect(self, url: Url, limits: Limits) -> Connection:
         with anyio.move_on_after(limits["connect"]) as scope, CONNECTING:
             wire = await self._opened(url)
             try:
@@ -199,13 +198,13 @@ class Engine:
                 raise
             # Bytes that came before any request cannot be a response to it.
             wire.close()
-            raise httpx.ConnectError("the server closed the connection, or sent something, before any request")
+            raise ConnectError("the server closed the connection, or sent something, before any request")
         assert scope.cancelled_caught
-        raise httpx.ConnectTimeout("no connection within the time limit")
+        raise ConnectTimeout("no connection within the time limit")
 
-    async def _opened(self, url: httpx.URL) -> Wire:
+    async def _opened(self, url: Url) -> Wire:
         tls = self._context() if url.scheme == "https" else None
-        host, port = url.raw_host.decode("ascii"), url.port or (443 if tls else 80)
+        host, port = url.ascii_host, url.port or (443 if tls else 80)
         through, nearest = None, (host, port)
         if self._proxy is not None:
             through = Tunnel(self._proxy, host, port).dig if tls else None
@@ -308,12 +307,6 @@ class Engine:
     def close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
-
-
-@lru_cache(maxsize=8)  # used by each request
-def _are_patched(transport: object, pool: object | None) -> bool:
-    modules = [getattr(method, "__module__", "").split(".")[0] for method in (transport, pool)]
-    return modules[0] != "httpx" or (pool is not None and modules[1] != "httpcore")
 
 
 # The event loop holds this function and the next one. With weak references, it does not keep a dropped engine

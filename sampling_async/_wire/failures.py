@@ -5,9 +5,8 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Final
 
-import httpx
-
 from sampling_async._contract.errors import TransportError, TransportTimeoutError, is_test_failure
+from sampling_async._wire.faults import ConnectError, is_any
 from sampling_async._wire.http1 import NotHttp
 from sampling_async._wire.trust import PERMANENT, alert_in, text_of
 
@@ -16,12 +15,12 @@ if TYPE_CHECKING:
 
     from sampling_async._contract.errors import Delivery
 
-_KNOWING: Final = frozenset({"httpcore", "builtins", "socket", "ssl"})
+_KNOWING: Final = frozenset({"httpcore", "httpcore2", "builtins", "socket", "ssl"})
 _NOT_ANNOUNCED: Final = "No response can be found for "
-_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+_NEVER_SENT: Final = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
 
 
-class Refusal(httpx.ConnectError):
+class Refusal(ConnectError):  # noqa: N818  what it is
     """A failed connection with a reason that our engine knows. Its text quotes nothing from the network."""
 
     def __init__(self, text: str, *, permanent: bool = False) -> None:
@@ -34,9 +33,9 @@ def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str =
     name = type(exc).__name__
     if isinstance(exc, Refusal):
         return TransportError(str(exc), delivery=delivery, permanent=exc.permanent)
-    if not isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
+    if not is_any(exc, "ConnectError", "ConnectTimeout"):
         way = ""
-    if isinstance(exc, httpx.TimeoutException):
+    if is_any(exc, "TimeoutException"):
         return TransportTimeoutError(f"a time limit passed ({name}){way}", delivery=delivery)
     if alert := alert_in(exc):
         return TransportError(text_of(alert), delivery=delivery, permanent=alert in PERMANENT)
@@ -53,7 +52,7 @@ def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str =
     reason = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
     if getattr(exc.__cause__, "reason", None) == "WRONG_VERSION_NUMBER":
         reason = "what answers there does not speak TLS: another port, or an http:// address?"
-    detail = f": {reason}" if reason and isinstance(exc, httpx.ConnectError) else ""
+    detail = f": {reason}" if reason and is_any(exc, "ConnectError") else ""
     what = "the connection was lost after the request was sent" if sent else "no connection"
     return TransportError(f"{what} ({name}{detail}){way}", delivery=delivery)
 
@@ -63,7 +62,8 @@ def failure_of_test(exc: BaseException) -> BaseException | None:
 
     pytest-httpx raises a timeout for a request that the test has not announced, and explains that in its text.
     """
-    if type(exc) is httpx.TimeoutException and str(exc).startswith(_NOT_ANNOUNCED):
+    is_general = type(exc).__name__ == "TimeoutException" and is_any(exc, "TimeoutException")
+    if is_general and str(exc).startswith(_NOT_ANNOUNCED):
         return AssertionError(str(exc))
     return exc if is_test_failure(exc) else None
 
@@ -87,7 +87,7 @@ def was_never_sent(exc: BaseException) -> bool:
     only errors that httpcore or the standard library caused are a proof.
     """
     knows = exc.__cause__ is None or type(exc.__cause__).__module__.split(".")[0] in _KNOWING
-    return knows and isinstance(exc, _NEVER_SENT)
+    return knows and is_any(exc, *_NEVER_SENT)
 
 
 def _certificate_refusal(exc: BaseException | None) -> ssl.SSLCertVerificationError | None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import httpx
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from sampling_async._wire.faults import RemoteProtocolError
 
 _HEAD_BYTES: Final = 100 * 1024
 _END: Final = b"\r\n\r\n"
@@ -25,7 +26,7 @@ _SWITCHING: Final = 101
 _FINAL: Final = 200
 
 
-class NotHttp(httpx.RemoteProtocolError):
+class NotHttp(RemoteProtocolError):  # noqa: N818  likewise
     """What came is no response in HTTP/1.1. Callbacks raise it for heads that llhttp accepts."""
 
     def __init__(self, text: str = "expected HTTP/1.1") -> None:
@@ -129,7 +130,7 @@ class ResponseParser:
 
     def _end(self) -> None:
         if not self.is_whole and (not self.status or self._is_framed):
-            raise httpx.RemoteProtocolError("the connection ended before the end of the response")
+            raise RemoteProtocolError("the connection ended before the end of the response")
         self.is_whole = True
 
     def take(self) -> bytes:

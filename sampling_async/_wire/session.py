@@ -1,27 +1,21 @@
-"""One attempt: send a request and read its response, over httpx.
+"""One attempt: send a request and read its response.
 
-The key goes to the configured origin only, and appears in nothing that is printed: the transport under httpx
-adds it. The size of a body is limited while it is read, and so is the time of the whole attempt. A failure says
-whether anything was sent.
+The key goes to the configured origin only, and appears in nothing that is printed: the carrier adds it. The
+size of a body is limited while it is read, and so is the time of the whole attempt. A failure says whether
+anything was sent.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import warnings
 import weakref
-from contextlib import nullcontext, suppress
-from contextvars import ContextVar
 from functools import lru_cache, partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import anyio
-import httpx
 
-from sampling_async._contract.checks import shown
 from sampling_async._contract.errors import (
     ClientClosedError,
     DecodeError,
@@ -36,65 +30,43 @@ from sampling_async._pacing.background import is_foreign_cancellation
 from sampling_async._pacing.blocks import Block, DeadlineScopes
 from sampling_async._pacing.loops import BODY, FIRST_BYTE, running_loop
 from sampling_async._version import __version__
-from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, Request
+from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, ReceivedResponse, Request
 from sampling_async._wire.failures import failure_of_test, translated, was_never_sent, way_of
+from sampling_async._wire.faults import ExchangeError, is_any
+from sampling_async._wire.foreign import ForeignTransport, Transport, patched_library
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine
-    from contextlib import AbstractContextManager
 
     from sampling_async._contract.errors import Endpoint
     from sampling_async._wire.address import Proxy, Secret
     from sampling_async._wire.engine import Engine
     from sampling_async._wire.timeouts import Timeouts
     from sampling_async._wire.track import Track
+    from sampling_async._wire.urls import Url
 
 _KEY_HEADER: Final = "API_AUTH_KEY"
 
 
-class Client(httpx.AsyncClient):
-    """An httpx client that passes requests to a `Carrier` and does nothing else.
+class Carrier:
+    """Carries requests by the client's own engine, or by a transport that the user gave.
 
-    It follows no redirects, keeps no cookies and writes no log. Monitoring agents wrap methods of httpx's class
-    and report addresses, which contain member codes. This class bypasses these methods.
+    It adds the key at the lowest level, below all parts of other libraries that log, redirect or put requests
+    into exceptions.
     """
 
-    def __init__(self, carrier: Carrier) -> None:
-        super().__init__(transport=carrier, trust_env=False)
-        # Set again: an agent may have wrapped the transport while `__init__` ran.
-        self._transport = carrier
-
-    async def send(self, request: Any, **_: Any) -> httpx.Response:
-        # Through this method and not `self._transport`, because respx patches it.
-        return await self._transport_for_url(request.origin).handle_async_request(request)
-
-
-class Carrier(httpx.AsyncBaseTransport):
-    """The transport of `Client`: the client's own engine, or a transport that the user gave.
-
-    It adds the key at the lowest level, below all parts of httpx that log, redirect or put requests into
-    exceptions.
-    """
-
-    def __init__(
-        self,
-        engine: Engine | None,
-        transport: httpx.AsyncBaseTransport | None,
-        base_url: httpx.URL,
-        key: Secret,
-    ) -> None:
+    def __init__(self, engine: Engine | None, transport: Transport | None, base_url: Url, key: Secret) -> None:
         self._engine = engine
-        self._transport = transport
-        self._stock: httpx.AsyncHTTPTransport | None = None
-        self._origin = _origin(base_url)
-        self._home: httpx.URL | None = None  # the latest URL of that origin, so that it is compared once
+        self._given = None if transport is None else ForeignTransport(transport)
+        self._stock: dict[str, ForeignTransport] = {}  # of patched libraries
+        self._home = base_url
         self._key = key
 
     @property
     def knows_what_was_sent(self) -> bool:
         """Whether requests go through our engine, which knows exactly whether anything was sent."""
-        return self._engine is not None and not self._engine.is_bypassed
+        return self._engine is not None and patched_library() is None
 
     def may_have_raised(self, exc: BaseException) -> bool:
         """Return whether an error may come from the engine or transport, and not from the application."""
@@ -102,12 +74,14 @@ class Carrier(httpx.AsyncBaseTransport):
             return self._engine.may_have_raised(exc)
         return isinstance(exc, Exception)
 
-    async def handle_async_request(self, request: Any) -> httpx.Response:
+    async def exchange(self, request: Request) -> ReceivedResponse:
+        """Send a request and return its response, whose body is still to be read."""
         key = self._key.reveal() if self._is_home(request.origin) else ""
         private = {_KEY_HEADER: key} if key else {}
         del key
         try:
-            if self._engine is not None and not self._engine.is_bypassed:
+            library = patched_library()
+            if self._engine is not None and library is None:
                 return await self._engine.exchange(request, private)
             sent, enter = request.extensions["sent"], request.extensions["enter"]
             sent(False)
@@ -115,18 +89,7 @@ class Carrier(httpx.AsyncBaseTransport):
             await anyio.lowlevel.checkpoint()
             sent(True)
             enter(FIRST_BYTE)
-            headers = request.headers.copy()
-            headers.update(private)
-            keyed = httpx.Request(
-                request.method,
-                request.url,
-                headers=headers,
-                stream=request.stream,
-                extensions=request.extensions,
-            )
-            del headers
-            with _Unwatched():
-                response = await self._httpx_transport().handle_async_request(keyed)
+            response = await (self._given or self._stock_of(library or "httpx")).exchange(request, private)
             enter(BODY)
             return response  # noqa: TRY300
         except BaseException as exc:  # noqa: BLE001  raised again
@@ -138,16 +101,13 @@ class Carrier(httpx.AsyncBaseTransport):
         finally:
             del private
 
-    def _is_home(self, url: httpx.URL) -> bool:
-        if url is not self._home and _origin(url) == self._origin:
-            self._home = url
-        return url is self._home
+    def _is_home(self, url: Url) -> bool:
+        return url is self._home or url.origin == self._home.origin
 
-    def _httpx_transport(self) -> httpx.AsyncBaseTransport:
-        if self._transport is not None:
-            return self._transport
-        self._stock = self._stock or httpx.AsyncHTTPTransport(trust_env=False)
-        return self._stock
+    def _stock_of(self, library: str) -> ForeignTransport:
+        if library not in self._stock:
+            self._stock[library] = ForeignTransport(None, library)
+        return self._stock[library]
 
     def close_idle(self) -> None:
         if self._engine is not None:
@@ -160,51 +120,9 @@ class Carrier(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close the other transports: the one that the user gave, and httpx's own."""
-        for transport in (self._transport, self._stock):
-            if transport is not None:
-                await transport.aclose()
-
-
-def checked_transport(transport: httpx.AsyncBaseTransport) -> httpx.AsyncBaseTransport:
-    """Return a transport that the user gave, after a check; any class with its methods will do."""
-    has_method = callable(getattr(transport, "handle_async_request", None))
-    if isinstance(transport, type) or not has_method:
-        raise InvalidRequestError(
-            "transport must be an httpx.AsyncBaseTransport, such as httpx.MockTransport(handler) or "
-            f"httpx.ASGITransport(app), not {shown(transport)}"
-        )
-    return transport
-
-
-def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port
-
-
-_ours: ContextVar[bool] = ContextVar("sampling_async_request", default=False)
-
-
-def is_not_of_this_client(_record: logging.LogRecord) -> bool:
-    """Filter httpx's log: drop its lines about our requests, because their URLs contain member codes."""
-    return not _ours.get()
-
-
-class _Unwatched:
-    """A block in which a foreign transport reports no request to httpx's log or OpenTelemetry.
-
-    It may use an httpx client, which logs, and OpenTelemetry watches transports.
-    """
-
-    def __enter__(self) -> None:
-        # Not imported here: if it is not loaded, it watches nothing.
-        telemetry = sys.modules.get("opentelemetry.instrumentation.utils")
-        suppressed = getattr(telemetry, "suppress_http_instrumentation", nullcontext)
-        self._telemetry: AbstractContextManager[object] = suppressed()
-        self._telemetry.__enter__()
-        self._quiet = _ours.set(True)
-
-    def __exit__(self, *_: object) -> None:
-        _ours.reset(self._quiet)
-        self._telemetry.__exit__(None, None, None)
+        for each in (self._given, *self._stock.values()):
+            if each is not None:
+                await each.transport.aclose()
 
 
 T = TypeVar("T")
@@ -233,19 +151,19 @@ class Session:
 
     def __init__(
         self,
-        base_url: httpx.URL,
+        base_url: Url,
         api_key: Secret,
         *,
         timeouts: Timeouts,
         limits: BodyLimits,
         connections: int,
-        transport: httpx.AsyncBaseTransport | None,
+        transport: Transport | None,
         idle_seconds: float,
         proxy: Proxy | None,
         tls: ssl.SSLContext | None,
     ) -> None:
         self._base_url = base_url
-        self._base_path = base_url.raw_path.decode().rstrip("/")
+        self._base_path = base_url.path.rstrip("/")
         # A function without a reference to the session: results keep it, and must not keep connections.
         self.private = partial(_forms_of, api_key)
         self._home = _Home()
@@ -258,18 +176,13 @@ class Session:
 
             self.engine = engine.Engine(idle=connections, idle_seconds=idle_seconds, proxy=proxy, tls=tls)
         self._carrier = Carrier(self.engine, transport, base_url, api_key)
-        self._http = Client(self._carrier)
-        # Cached: httpx needs more time for one set of headers than for the rest of a request.
         self._head_for = lru_cache(maxsize=256)(self._made_head)
-        self._headers = httpx.Headers(
-            {
-                "Host": base_url.netloc.decode(),
-                "Accept": "application/json",
-                "Accept-Encoding": "gzip",
-                "User-Agent": f"sampling-async/{__version__}",
-            }
-        )
-        logging.getLogger("httpx").addFilter(is_not_of_this_client)
+        self._headers = {
+            "Host": base_url.netloc,
+            "Accept": "application/json",
+            "Accept-Encoding": "gzip",
+            "User-Agent": f"sampling-async/{__version__}",
+        }
 
     def view(self, timeouts: Timeouts) -> Session:
         """Return a session over the same connections. It may be closed alone, and is closed with this one."""
@@ -346,7 +259,7 @@ class Session:
         if not self._carrier.knows_what_was_sent:
             return ""
         proxy = way_of(self._base_url.scheme, has_proxy=self._has_proxy, environment=os.environ)
-        return f", on the way to {self._base_url.netloc.decode('ascii')}{proxy}"
+        return f", on the way to {self._base_url.netloc}{proxy}"
 
     def _interrupted(self, wall: float, track: Track) -> SamplingError:
         if self.closed:
@@ -357,7 +270,7 @@ class Session:
         )
 
     async def _exchange(self, call: Call[Any], track: Track, within: float, read: BodyReader | None) -> Reply:
-        response = await self._http.send(self._request(call, track, within), stream=True)
+        response = await self._carrier.exchange(self._request(call, track, within))
         body = LimitedBody(response, *self._limits.of(call.endpoint))
         track.raw_headers = response.headers if body.own is None else body.own.headers
         try:
@@ -394,7 +307,7 @@ class Session:
         )
 
     def _made_head(self, length: int, if_none_match: str | None) -> Head:
-        headers = self._headers.copy()
+        headers = dict(self._headers)
         if length:
             headers.update({"Content-Type": "application/json", "Content-Length": str(length)})
         if if_none_match is not None:
@@ -479,12 +392,15 @@ async def _read_whole(body: LimitedBody) -> Reply:
     return Reply(OK, content)
 
 
-async def _read_refusal(response: httpx.Response, body: LimitedBody) -> Reply:
+async def _read_refusal(response: ReceivedResponse, body: LimitedBody) -> Reply:
     """Read the body of a refusal. Its status counts even if the body is late or incomplete."""
     content = None
     with anyio.move_on_after(_REFUSAL_SECONDS):
-        with suppress(DecodeError, httpx.HTTPError):
+        try:
             content = await body.read()
+        except Exception as exc:
+            if not (isinstance(exc, DecodeError | ExchangeError) or is_any(exc, "HTTPError")):
+                raise
     await body.aclose()
     asked, date = response.headers.get("Retry-After"), response.headers.get("Date")
     is_whole, is_followed = content is not None, body.is_followed

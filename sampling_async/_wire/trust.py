@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-import httpx
 
 from sampling_async._contract.errors import InvalidRequestError
 
@@ -96,8 +95,18 @@ def default_context() -> ssl.SSLContext:
     # `ssl` accepts a missing folder without an error, and then trusts no authority.
     if variable == "SSL_CERT_DIR" and not Path(path).is_dir():
         raise Unusable(f"SSL_CERT_DIR names {path}, which is not a folder")
-    context = _used(variable or "certifi", path, httpx.create_ssl_context)
+    context = _used(variable or "certifi", path, partial(_trusting_by_default, variable, path))
     return _prepared(context)
+
+
+def _trusting_by_default(variable: str, path: str) -> ssl.SSLContext:
+    if variable == "SSL_CERT_DIR":
+        return ssl.create_default_context(capath=path)
+    if variable:
+        return ssl.create_default_context(cafile=path)
+    import certifi  # noqa: PLC0415  few processes use both this and contexts of their own
+
+    return ssl.create_default_context(cafile=certifi.where())
 
 
 def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:
