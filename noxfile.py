@@ -161,6 +161,13 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def package(session: nox.Session) -> None:
+    """Build the archives, check them as an index does, and install the wheel without anything else."""
+    install(session, "package")
+    session.run("python", "-W", "error", "-m", "pytest", "tests/test_package.py", "-rs", *session.posargs)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Measure branch coverage; the core must be covered whole."""
     install(session, "tests")

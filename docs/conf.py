@@ -21,7 +21,6 @@ extensions = [
     # ours, in _extensions
     "docstrings",
     "autolinks",
-    "generated",
     "twins",
 ]
 exclude_patterns = ["_build", "_extensions", "pictures/*.py"]

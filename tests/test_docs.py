@@ -131,11 +131,29 @@ def test_commands_in_the_docs_exist_with_their_options(name, rest):
     assert set(re.findall(r"(?<=\s)--[a-z][\w-]*", rest)) <= known
 
 
-def test_every_generated_table_has_content_and_a_page(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs" / "_extensions")
-    import_sphinx_free = (ROOT / "docs" / "_extensions" / "generated.py").read_text()
-    assert "from sphinx" not in import_sphinx_free.partition("if TYPE_CHECKING:")[0]
-    generated = import_module("generated")
+@pytest.fixture
+def generated(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return import_module("generated")
+
+
+def test_every_generated_text_has_content_and_a_page(generated):
     for name, lines in generated.GENERATED.items():
         assert "".join(lines()), name
         assert any(f"<!-- generated: {name} -->" in page.read_text() for page in PAGES), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_page)
+def test_generated_text_is_committed_so_that_pages_can_be_read_without_a_build(page, generated):
+    assert generated.filled(page.read_text()) == page.read_text(), "run: python docs/generated.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_page)
+def test_a_page_of_directives_says_where_its_text_is(page):
+    """A line that begins with % is text where Markdown is shown, and a comment where the pages are built."""
+    text = page.read_text()
+    if re.search(r"^```\{(eval-rst|include|literalinclude)\}", text, flags=re.MULTILINE):
+        noted = "".join(line for line in text.splitlines() if line.startswith("% "))
+        included = re.findall(r"^```\{(?:literal)?include\} (\S+)", text, flags=re.MULTILINE)
+        assert included or re.search(r"\]\(\.\./\.\./sampling_async/", noted)
+        assert all(f"]({file})" in text for file in included)
