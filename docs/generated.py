@@ -2,8 +2,8 @@
 
     python docs/generated.py
 
-writes the text between `<!-- generated: NAME -->` and `<!-- end -->` on every page. It is committed, so pages can
-be read without a build. A test compares it with what is generated now.
+writes the text between `<!-- generated: NAME -->` and `<!-- end -->` on every page. It is committed, so pages
+can be read without a build. A test compares it with what is generated now.
 """
 
 from __future__ import annotations
