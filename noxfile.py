@@ -153,11 +153,19 @@ def durable(session: nox.Session) -> None:
 
 
 @nox.session
+def recipes(session: nox.Session) -> None:
+    """Run the client in Django, Celery, Dagster, Jupyter, SQLAlchemy and Redis; says what it could not find."""
+    install(session, "recipes")
+    session.run("python", "-W", "error", "-m", "pytest", "tests/recipes", "-rs", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation into docs/_build/html; a warning is an error, as is a link to nowhere."""
     install(session, "docs")
     session.run("sphinx-build", "-W", "--keep-going", "-E", "docs", "docs/_build/html", *session.posargs)
     session.run("python", "docs/check_links.py", "docs/_build/html")
+    session.run("python", "docs/check_search.py", "docs/_build/html")
 
 
 @nox.session

@@ -302,17 +302,9 @@ def _file_of(name: str) -> str:
     return Path(source or "").relative_to(DOCS.parent).as_posix()
 
 
-REFERENCE: Final = (
-    "client",
-    "records",
-    "errors",
-    "matching",
-    "campaign",
-    "notifications",
-    "routing",
-    "health",
-    "simulator",
-)
+REFERENCE: Final = [
+    path.stem for path in sorted((DOCS / "reference").glob("*.md")) if _DIRECTIVE.search(path.read_text())
+]
 
 GENERATED: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "client-options": client_options,
