@@ -21,6 +21,7 @@ extensions = [
     # ours, in _extensions
     "docstrings",
     "autolinks",
+    "keywords",
     "twins",
 ]
 exclude_patterns = ["_build", "_extensions", "pictures/*.py"]

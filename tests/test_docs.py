@@ -166,6 +166,12 @@ def test_the_page_of_refusals_has_each_result_code_once_and_says_what_campaigns_
             assert others.partition(",")[0] == concerns.get(lesson, str(lesson)).partition(",")[0], code
 
 
+def test_each_question_that_the_search_is_checked_with_has_a_page(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    for page in import_module("check_search").QUESTIONS.values():
+        assert (ROOT / "docs" / f"{page}.md").is_file(), page
+
+
 @pytest.fixture
 def generated(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
