@@ -158,7 +158,7 @@ def test_the_page_of_refusals_has_each_result_code_once_and_says_what_campaigns_
     assert [(name, int(code)) for code, name, *_ in rows] == sorted(codes.items(), key=itemgetter(1))
     concerns = {Lesson.STOP: "all", Lesson.PAIR: "", Lesson.MEMBER_SURVEY: "member and survey"}
     concerns[Lesson.LATER] = "the same, later"
-    for code, _, means, others, advice in rows:
+    for code, _, means, advice, others in rows:
         assert means
         assert advice
         if code != "1":
