@@ -161,7 +161,7 @@ def recipes(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation into docs/_build/html; a warning is an error, as is a link to nowhere."""
+    """Build the documentation into docs/_build/html; check its links, and what its search finds first."""
     install(session, "docs")
     session.run("sphinx-build", "-W", "--keep-going", "-E", "docs", "docs/_build/html", *session.posargs)
     session.run("python", "docs/check_links.py", "docs/_build/html")
