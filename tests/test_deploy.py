@@ -228,6 +228,11 @@ def test_systemd_takes_the_units(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def docker(*words):
+    """Run a command of Docker; return what it prints."""
+    return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
 def no_engine():
     """Return why no image can be built here; an empty text if one can."""
     if shutil.which("docker") is None:
@@ -258,11 +263,18 @@ def test_the_image_is_built_and_runs(tmp_path):
         str(ROOT),
     ]
     subprocess.run(built, check=True, capture_output=True)
-    subprocess.run(["docker", "build", "--tag", "sampling-async-test", str(context)], check=True)
-    done = subprocess.run(
-        ["docker", "run", "--rm", "sampling-async-test", "sampling-async", "--version"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert "sampling-async" in done.stdout
+    docker("build", "--tag", "sampling-async-test", str(context))
+    env = {**dict.fromkeys(("SAMPLING_PANEL_GUID", "SAMPLING_API_KEY"), "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11")}
+    env["SAMPLING_BASE_URL"] = "https://sampling.invalid"  # it starts while the service is away
+    options = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+    container = docker("run", "--detach", *options, "sampling-async-test")
+    try:
+        assert docker("exec", container, "id", "-u") == of_kind("USER")[0]
+        deadline = time.monotonic() + 60
+        while docker("inspect", "--format", "{{.State.Health.Status}}", container) != "healthy":
+            assert time.monotonic() < deadline, docker("logs", container)
+            time.sleep(0.5)
+        docker("stop", container)
+        assert docker("inspect", "--format", "{{.State.ExitCode}}", container) in {"0", "143"}
+    finally:
+        docker("rm", "--force", container)
