@@ -149,6 +149,16 @@ def test_requirements_are_extras_of_the_package():
     assert [each.name for each in others] == ["fastapi"]
 
 
+@pytest.mark.skipif(
+    find_spec("kubernetes_validate") is None, reason="without kubernetes-validate: nox -s recipes"
+)
+@pytest.mark.parametrize("manifest", [DEPLOYMENT, SERVICE, NIGHT, VOLUME], ids=lambda each: each["kind"])
+def test_manifests_follow_the_schema_of_kubernetes(manifest):
+    import kubernetes_validate  # noqa: PLC0415  only where it is
+
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
 # --- Their commands run, without Docker ---------------------------------------------------------------------
 
 
