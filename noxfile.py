@@ -153,11 +153,27 @@ def durable(session: nox.Session) -> None:
 
 
 @nox.session
+def recipes(session: nox.Session) -> None:
+    """Run the client in Django, Celery, Dagster, Jupyter, SQLAlchemy and Redis; says what it could not find."""
+    install(session, "recipes")
+    places = ("tests/recipes", "tests/test_deploy.py")
+    session.run("python", "-W", "error", "-m", "pytest", *places, "-rs", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation into docs/_build/html; a warning is an error, as is a link to nowhere."""
+    """Build the documentation into docs/_build/html; check its links, and what its search finds first."""
     install(session, "docs")
     session.run("sphinx-build", "-W", "--keep-going", "-E", "docs", "docs/_build/html", *session.posargs)
     session.run("python", "docs/check_links.py", "docs/_build/html")
+    session.run("python", "docs/check_search.py", "docs/_build/html")
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build the archives, check them as an index does, and install the wheel without anything else."""
+    install(session, "package")
+    session.run("python", "-W", "error", "-m", "pytest", "tests/test_package.py", "-rs", *session.posargs)
 
 
 @nox.session

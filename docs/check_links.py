@@ -61,13 +61,14 @@ def _of_pages(root: Path) -> Iterator[tuple[Path, str, str]]:
 
 def _of_twins(root: Path) -> Iterator[tuple[Path, str, str]]:
     for path in [*root.rglob("*.md"), root / "llms.txt"]:
-        for link in _MARKDOWN_LINK.findall(_without_code(path.read_text(encoding="utf-8"))):
+        for link in _MARKDOWN_LINK.findall(_shown(path.read_text(encoding="utf-8"))):
             parts = urlsplit(link)
             if not (parts.scheme or parts.netloc or (path.parent / unquote(parts.path)).exists()):
                 yield path, link, "no such file"
 
 
-def _without_code(page: str) -> str:
+def _shown(page: str) -> str:
+    page = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
     page = re.sub(r"^(`{3,}).*?^\1\s*$", "", page, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"`[^`\n]*`", "", page)
 

@@ -21,7 +21,7 @@ extensions = [
     # ours, in _extensions
     "docstrings",
     "autolinks",
-    "generated",
+    "keywords",
     "twins",
 ]
 exclude_patterns = ["_build", "_extensions", "pictures/*.py"]
@@ -69,6 +69,7 @@ html_theme = "furo"
 html_title = f"sampling_async {release}"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
+html_js_files = ["keyboard.js"]
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "a11y-high-contrast-light"

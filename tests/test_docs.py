@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from operator import itemgetter
 from runpy import run_path
 
 import pytest
@@ -13,6 +14,8 @@ from cli_kit import command_tree
 from docs_kit import PAGES, ROOT, examples_of, write_all
 from ports import free_port
 
+from sampling_async import ResultCode
+from sampling_async.campaign import LESSONS, Lesson
 from sampling_async.simulator import Simulator
 
 README = (ROOT / "README.md").read_text()
@@ -72,12 +75,26 @@ def test_the_readme_is_short():
     assert len(README.splitlines()) <= 160
 
 
-@pytest.mark.parametrize(("page", "count"), [("clusters.md", 5), ("durable.md", 4)])
+COUNTS = {
+    "clusters": 5,
+    "durable": 4,
+    "frameworks": 4,
+    "schedulers": 3,
+    "queues": 5,
+    "sqlalchemy": 2,
+    "prometheus": 1,
+}
+
+
+@pytest.mark.parametrize(("page", "count"), COUNTS.items())
 def test_recipes_in_the_docs_are_parts_of_the_tested_recipes(page, count):
-    text = (ROOT / "docs" / "howto" / page).read_text()
+    text = (ROOT / "docs" / "howto" / f"{page}.md").read_text()
     blocks = [block.partition("```")[0] for block in text.split("```py\n")[1:]]
     assert len(blocks) == count
-    recipes = [path.read_text() for path in (ROOT / "tests" / "clusters").glob("recipe_*.py")]
+    tests = ROOT / "tests"
+    recipes = [
+        path.read_text() for path in (*tests.glob("clusters/recipe_*.py"), *tests.glob("recipes/**/*.py"))
+    ]
     for block in blocks:
         assert any(block in recipe for recipe in recipes)
 
@@ -131,11 +148,53 @@ def test_commands_in_the_docs_exist_with_their_options(name, rest):
     assert set(re.findall(r"(?<=\s)--[a-z][\w-]*", rest)) <= known
 
 
-def test_every_generated_table_has_content_and_a_page(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs" / "_extensions")
-    import_sphinx_free = (ROOT / "docs" / "_extensions" / "generated.py").read_text()
-    assert "from sphinx" not in import_sphinx_free.partition("if TYPE_CHECKING:")[0]
-    generated = import_module("generated")
+def test_the_page_of_refusals_has_each_result_code_once_and_says_what_campaigns_do():
+    page = (ROOT / "docs" / "howto" / "refusals.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(r"^\| \d.*$", page, re.MULTILINE)
+    ]
+    codes = {name: code for name, code in vars(ResultCode).items() if isinstance(code, int)}
+    assert [(name, int(code)) for code, name, *_ in rows] == sorted(codes.items(), key=itemgetter(1))
+    concerns = {Lesson.STOP: "all", Lesson.PAIR: "", Lesson.MEMBER_SURVEY: "member and survey"}
+    concerns[Lesson.LATER] = "the same, later"
+    for code, _, means, advice, others in rows:
+        assert means
+        assert advice
+        if code != "1":
+            lesson = LESSONS[int(code)].lesson
+            assert others.partition(",")[0] == concerns.get(lesson, str(lesson)).partition(",")[0], code
+
+
+def test_each_question_that_the_search_is_checked_with_has_a_page(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    for page in import_module("check_search").QUESTIONS.values():
+        assert (ROOT / "docs" / f"{page}.md").is_file(), page
+
+
+@pytest.fixture
+def generated(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return import_module("generated")
+
+
+def test_every_generated_text_has_content_and_a_page(generated):
     for name, lines in generated.GENERATED.items():
         assert "".join(lines()), name
         assert any(f"<!-- generated: {name} -->" in page.read_text() for page in PAGES), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_page)
+def test_generated_text_is_committed_so_that_pages_can_be_read_without_a_build(page, generated):
+    assert generated.filled(page.read_text()) == page.read_text(), "run: python docs/generated.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_page)
+def test_a_page_of_directives_says_where_its_text_is(page):
+    """A line that begins with % is text where Markdown is shown, and a comment where the pages are built."""
+    text = page.read_text()
+    if re.search(r"^```\{(eval-rst|include|literalinclude)\}", text, flags=re.MULTILINE):
+        noted = "".join(line for line in text.splitlines() if line.startswith("% "))
+        included = re.findall(r"^```\{(?:literal)?include\} (\S+)", text, flags=re.MULTILINE)
+        assert included or re.search(r"\]\(\.\./\.\./sampling_async/", noted)
+        assert all(f"]({file})" in text for file in included)

@@ -1,17 +1,21 @@
-"""What is written by the code itself: options of the client, commands of the command line, measured figures.
+"""What pages say that the code knows: options, commands, result codes, measured figures, where docstrings are.
 
-A page holds a line `<!-- generated: NAME -->`, and gets in its place what a function here says, when Sphinx
-reads the page. So these tables cannot say anything else than the code does.
+    python docs/generated.py
+
+writes the text between `<!-- generated: NAME -->` and `<!-- end -->` on every page. It is committed, so pages
+can be read without a build. A test compares it with what is generated now.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 import textwrap
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -22,10 +26,9 @@ from sampling_async import BodyLimits, OutagePolicy, RetryPolicy, SamplingClient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sphinx.application import Sphinx
-
-RESULTS: Final = Path(__file__).parents[2] / "benchmarks" / "results"
-MARK: Final = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
+DOCS: Final = Path(__file__).parent
+RESULTS: Final = DOCS.parent / "benchmarks" / "results"
+MARK: Final = re.compile(r"^(<!-- generated: ([a-z-]+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 _PLAIN: Final = re.compile(r"\d[\d.]*|True|False|'.*'")
 _ENTRY: Final = re.compile(r"^\*{0,2}(\w+): ?(.*)$")
 
@@ -132,7 +135,7 @@ def commands() -> Iterator[str]:
         own = [each for each in options if _panel(each) != CONNECTION]
         calls = [each for each in options if _panel(each) == CONNECTION]
         shared.update({each.name: each for each in calls})
-        yield from (f"## {name}", "", *_paragraphs(command.help), "")
+        yield from (f"## {name}", "", *_paragraphs(command.help))
         usage = [f"sampling-async {name}", *map(_usage, arguments), "[OPTIONS]"]
         yield from ("```text", " ".join(usage), "```", "")
         if arguments or own:
@@ -276,6 +279,33 @@ def goals(page: str) -> Iterator[str]:
     raise LookupError(f"{page} has no table of goals")
 
 
+# --- Where the text of the reference is ---------------------------------------------------------------------
+
+_DIRECTIVE: Final = re.compile(r"^\.\. auto(?:class|function|exception|module)::\s+([\w.]+)", re.MULTILINE)
+
+
+def sources_of(page: str) -> Iterator[str]:
+    """Yield a note which files hold the docstrings of a page of the reference.
+
+    To Sphinx, a line that begins with % is a comment; where Markdown is shown without a build, it is text.
+    """
+    text = (DOCS / "reference" / f"{page}.md").read_text()
+    files = sorted({_file_of(name) for name in _DIRECTIVE.findall(text)})
+    yield "% **Without a build**, directives stand here in place of docstrings. `nox -s docs` inserts them from"
+    for file in files:
+        yield f"% [{file}](../../{file}){',' if file != files[-1] else '.'}"
+
+
+def _file_of(name: str) -> str:
+    thing = resolve_name(name)
+    source = inspect.getsourcefile(thing if inspect.ismodule(thing) else sys.modules[thing.__module__])
+    return Path(source or "").relative_to(DOCS.parent).as_posix()
+
+
+REFERENCE: Final = [
+    path.stem for path in sorted((DOCS / "reference").glob("*.md")) if _DIRECTIVE.search(path.read_text())
+]
+
 GENERATED: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "client-options": client_options,
     "commands": commands,
@@ -284,25 +314,16 @@ GENERATED: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "run-of-scoreboard": partial(run_of, "scoreboard.md"),
     "goals-of-speed": partial(goals, "speed.md"),
     "goals-of-matching": partial(goals, "matching.md"),
+    **{f"sources-of-{page}": partial(sources_of, page) for page in REFERENCE},
 }
 
 
 def filled(page: str) -> str:
     """Return a page with what is generated in it."""
-    return MARK.sub(lambda mark: "\n".join(GENERATED[mark[1]]()), page)
+    return MARK.sub(lambda mark: "\n".join([mark[1], *GENERATED[mark[2]](), "", mark[3]]), page)
 
 
-def _read(_app: Sphinx, _page: str, source: list[str]) -> None:
-    source[0] = filled(source[0])
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
-    """Register with Sphinx."""
-    app.connect("source-read", _read)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-
-if __name__ == "__main__":  # to look at one: python docs/_extensions/generated.py commands
-    import sys
-
-    print(*GENERATED[sys.argv[1]](), sep="\n")
+if __name__ == "__main__":
+    for path in sorted(DOCS.rglob("*.md")):
+        if "_build" not in path.parts:
+            path.write_text(filled(path.read_text()))
