@@ -60,7 +60,7 @@ def test_quiet_fan_out_says_nothing_of_members_that_were_passed_over(sim, tmp_pa
     file = tmp_path / "requests.jsonl"
     asked = [{"MemberCode": each, "QuotaIDs": quota_ids(sim, 2)} for each in (code, "other")]
     file.write_text("".join(json.dumps(each) + "\n" for each in asked))
-    assert "1 requests of other members were skipped" in run("bulk-invite", code, "--file", file).stderr
+    assert "skipped 1 request of other members" in run("bulk-invite", code, "--file", file).stderr
     assert run("bulk-invite", code, "--file", file, "--quiet").stderr == ""
     assert run("fan-out", file, "--quiet").stderr == ""
 

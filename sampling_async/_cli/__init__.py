@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sampling_async._cli._process import (
     INTERRUPTED,
@@ -46,6 +46,7 @@ from sampling_async._cli._process import (
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TextIO
 
 _NEEDED = {"rich", "typer"}
@@ -91,6 +92,35 @@ def _run() -> None:
         raise SystemExit(FAILED) from None
 
 
+def _call(app_for: Callable[[list[str]], Any]) -> None:
+    arguments = _without_no_color(sys.argv[1:])
+    app = app_for(arguments)
+    if "--json" not in arguments:
+        app(arguments, prog_name="sampling-async")
+        return
+    # What is wrong in the arguments is JSON too, as the other errors.
+    from sampling_async._cli import _rendering as show  # noqa: PLC0415  as the commands, which have loaded it
+
+    show.set_errors_as_json(True)
+    try:
+        code = app(arguments, prog_name="sampling-async", standalone_mode=False)
+    except Exception as exc:
+        # The library has its own copy of click, whose classes have no public place.
+        format_message, code = getattr(exc, "format_message", None), getattr(exc, "exit_code", None)
+        if format_message is None or code is None:
+            raise
+        show.print_error(format_message(), code)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _without_no_color(arguments: list[str]) -> list[str]:
+    """Leave out --no-color, which may stand anywhere, and heed it: libraries know NO_COLOR."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if "--no-color" in arguments[:end]:
+        os.environ["NO_COLOR"] = "1"
+    return [each for each in arguments[:end] if each != "--no-color"] + arguments[end:]
+
+
 def _run_app() -> None:
     # httpx imports a command line of its own, which takes 45 ms, unless that cannot be imported.
     cast("dict[str, object]", sys.modules).setdefault("httpx._main", None)
@@ -103,4 +133,4 @@ def _run_app() -> None:
             raise
         sys.stderr.write('sampling-async needs typer and rich: pip install "sampling-async[cli]"\n')
         raise SystemExit(2) from None
-    app_for(sys.argv[1:])(prog_name="sampling-async")
+    _call(app_for)

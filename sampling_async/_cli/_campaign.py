@@ -172,7 +172,7 @@ def report(
 
 
 @app.command(cls=Command)
-@takes(quietable=True)
+@takes(quietable=True, tabular=True)
 def compare(
     folders: Annotated[
         list[Path], argument("DIR...", "The folders of campaigns, such as those of several nights.")

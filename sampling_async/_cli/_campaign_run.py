@@ -26,6 +26,7 @@ from sampling_async._cli._panel_files import read_inventory
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._stores import existing_store
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
+from sampling_async._contract.checks import count_of
 from sampling_async._pacing.threads import CancelFlag
 from sampling_async._private_files import written_whole
 from sampling_async.campaign import LESSONS, Campaign, Limits, Plan
@@ -83,10 +84,10 @@ class _RunnableCampaign:
     most: int | None  # how many more invites its cap allows
 
     def in_words(self) -> str:
-        pairs = f"{self.plan.pairs:,} pairs"
+        pairs = f"{count_of(self.plan.pairs, 'pair')}"
         if self.most is None or self.most >= self.plan.pairs:
             return pairs
-        return f"{pairs}, up to {self.most:,} invites"
+        return f"{pairs}, up to {count_of(self.most, 'invite')}"
 
 
 @define
@@ -389,7 +390,8 @@ class _ShownRun:
             show.note(f"It is paused. To end that: sampling-async campaign resume {quoted(self.folder)}")
         elif run.reason.startswith("the cap"):
             show.note(f"To change the cap: sampling-async campaign limit {quoted(self.folder)} ...")
-        show.note(f"{summary.pairs.pending:,} pairs are pending. To go on: {resume_command(self.folder)}")
+        pending = count_of(summary.pairs.pending, "pending pair")
+        show.note(f"{pending} left. To go on: {resume_command(self.folder)}")
 
 
 @asynccontextmanager
@@ -472,8 +474,12 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings,
         with written_whole(html) as unfinished:
             unfinished.write_text(comparison_page(comparison), encoding="utf-8")
         show.note(f"Page: {html}")
-    if show.as_lines(as_json):
-        show.emit_json(view.comparison_json(comparison.to_dict()))
+    found = view.comparison_json(comparison.to_dict())
+    if show.is_csv():
+        for night in found["Nights"]:
+            show.emit_json({name: value for name, value in night.items() if name != "Codes"})
+    elif show.as_lines(as_json):
+        show.emit_json(found)
     else:
         view.show_comparison(comparison)
 

@@ -21,6 +21,7 @@ from rich.text import Text
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import silence_stdout
 from sampling_async._cli._tally import Tally, code_name
+from sampling_async._contract.checks import count_of
 from sampling_async._contract.records import wire_name
 from sampling_async.campaign._comparison import FIGURES, SHARES, CampaignComparison
 
@@ -149,13 +150,13 @@ def account(pairs: Pairs) -> str:
 
 
 def show_plan(plan: Plan) -> None:
-    console = _on_stderr()
+    console, worth = _on_stderr(), money(plan.expected_value, plan.currency_id)
     rows = {
         "Members": f"{plan.members:,}, {plan.matched:,} of them with quotas",
         "Pairs": f"{plan.pairs:,}, {plan.certain:,} of them match certainly",
         "Requests": f"{plan.requests:,}",
-        "Quotas": f"{plan.quotas:,}, with room for {plan.room:,} invites in all",
-        "Expected": f"{plan.expected_invites:,} invites, worth {money(plan.expected_value, plan.currency_id)}",
+        "Quotas": f"{plan.quotas:,}, with room for {count_of(plan.room, 'invite')} in all",
+        "Expected": f"{count_of(plan.expected_invites, 'invite')}, worth {worth}",
         **_limit_rows(plan.limits),
     }
     title = "The plan" if plan.number == 1 else f"The plan, number {plan.number}"
@@ -201,16 +202,16 @@ def figures_view(metrics: RunMetrics) -> Table:
     head.add_row(
         Text(f"{state:<{_WIDEST}}", style=_STATES.get(metrics.state, "bold")),
         ProgressBar(total=max(pairs.planned, 1), completed=done, width=_BAR),
-        f"{done:,}/{pairs.planned:,} pairs  {done / max(pairs.planned, 1):.0%}",
+        f"{done:,}/{count_of(pairs.planned, 'pair')}  {done / max(pairs.planned, 1):.0%}",
     )
     table.add_row(head)
     counts = [f"{pairs.invited:,} invited", f"{pairs.rejected:,} rejected", f"{pairs.skipped:,} skipped"]
-    line = Text(f"  {run.members:,} members: " + ", ".join(counts))
+    line = Text(f"  {count_of(run.members, 'member')}: " + ", ".join(counts))
     if doubtful := [f"{n:,} {w}" for w, n in (("unknown", pairs.unknown), ("not sent", pairs.not_sent)) if n]:
         line.append(", " + ", ".join(doubtful), style="red")
     table.add_row(line)
     table.add_row(
-        f"  {run.requests:,} requests, {metrics.invites_per_second:,.1f} invites/s, "
+        f"  {count_of(run.requests, 'request')}, {metrics.invites_per_second:,.1f} invites/s, "
         f"{metrics.requests_per_second:,.1f} requests/s, limit {metrics.limit:g}"
     )
     worth = f"  expected value {money(run.expected_value, metrics.currency_id)}"
@@ -319,7 +320,8 @@ def show_end(summary: Summary, reason: str) -> None:
     console.print(account(summary.pairs))
     worth = money(summary.expected_value, summary.currency_id)
     console.print(
-        f"{summary.requests:,} requests, expected value {worth}, success rate {summary.success_rate:.1%}"
+        f"{count_of(summary.requests, 'request')}, expected value {worth},"
+        f" success rate {summary.success_rate:.1%}"
     )
     print_codes(summary, console)
     if summary.pairs.unknown:

@@ -23,6 +23,7 @@ from sampling_async._cli._process import release_signals
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._sources import Items, QuotaIDs, RequestLines, number_of_ids
 from sampling_async._cli._tally import INCOMPLETE, USAGE, Tally
+from sampling_async._contract.checks import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,12 +59,12 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MemberCode = Annotated[str, argument("MEMBER_CODE", "The member's code in your panel.")]
-QuotaID = Annotated[int, argument("QUOTA_ID", "A quota ID, as `quotas` shows it.", min=1)]
+MemberCode = Annotated[str, argument("MEMBER", "The member's code in your panel.")]
+QuotaID = Annotated[int, argument("ID", "A quota ID, as `quotas` shows it.", min=1)]
 JournalFile = Annotated[
     Path | None,
     option(
-        "PATH",
+        "FILE",
         "A file that notes what is sent and answered. With the same file, a new run continues an "
         "interrupted one.",
         "--journal",
@@ -99,9 +100,13 @@ def sampling_async(
     version: Annotated[  # noqa: ARG001  it has been shown by now
         bool, flag("Show the version and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
+    no_color: Annotated[  # noqa: ARG001  it was heeded before
+        bool, flag("Print without colours, as with NO_COLOR. It may stand after a command too.", "--no-color")
+    ] = False,
 ) -> None:
     """Hold what is common to all commands."""
     show.set_quiet(False)
+    show.set_csv(False)
     # The two commands keep signals blocked until they can account for their input; the others need no account.
     # The key may be typed at a prompt, and Ctrl-C must work meanwhile.
     if context.invoked_subcommand not in _ACCOUNTS or KEY_VARIABLE not in os.environ:
@@ -109,7 +114,7 @@ def sampling_async(
 
 
 @app.command(cls=Command)
-@takes(service=ServiceOptions)
+@takes(service=ServiceOptions, tabular=True)
 def quotas(
     service: ServiceOptions,
     *,
@@ -128,7 +133,10 @@ def quotas(
     ] = None,
     as_json: Annotated[bool, flag("Print one JSON document, in the form of the service.", "--json")] = False,
 ) -> None:
-    """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON."""
+    """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON.
+
+    With --csv, each quota is a row.
+    """
     inventory = service.call(lambda client: client.get_quotas(include_routables=routables))
     surveys = tuple(each for each in inventory.surveys if survey in {None, each.survey_id})
     if survey is not None and not surveys:
@@ -137,6 +145,8 @@ def quotas(
         from sampling_async._cli._pages import write_inventory_page  # noqa: PLC0415  only for this
 
         write_inventory_page(html, surveys)
+    elif show.is_csv():
+        show.emit_quotas(inventory, surveys)
     elif as_json:
         show.emit_all([evolve(inventory, surveys=surveys)])
     elif show.as_lines(wanted=False):
@@ -152,7 +162,7 @@ def quotas(
 
 
 @app.command(cls=Command)
-@takes(service=ServiceOptions)
+@takes(service=ServiceOptions, tabular=True)
 def settings(service: ServiceOptions, *, as_json: AsJSON = False) -> None:
     """Show the panel's settings; the reference data key is masked."""
     found = service.call(lambda client: client.get_settings())
@@ -176,16 +186,16 @@ def invite(
 
 
 @app.command("bulk-invite", cls=Command)
-@takes(service=ServiceOptions, quietable=True)
+@takes(service=ServiceOptions, quietable=True, tabular=True)
 def bulk_invite(
     service: ServiceOptions,
     member_code: MemberCode,
-    quota_ids: Annotated[list[str] | None, argument("QUOTA_ID", "Quota IDs; - for stdin.")] = None,
+    quota_ids: Annotated[list[str] | None, argument("IDS", "Quota IDs; - for stdin.")] = None,
     *,
     file: Annotated[
         Path | None,
         option(
-            "PATH",
+            "FILE",
             "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
             "--requests`, only the lines of this member count.",
         ),
@@ -211,25 +221,25 @@ def bulk_invite(
     else:
         raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
     tally = _bulk(service, of_one_member(member_code, asked, written, goal), as_json=as_json)
-    others = f"{parser.of_others:,} requests"
     if parser.of_others and not tally.total:
-        fail(f"none of the {others} is for this member; `fan-out` sends the requests of all members", USAGE)
+        fail("no request is for this member; `fan-out` sends the requests of all members", USAGE)
     if parser.of_others:
-        show.note(f"sampling-async: {others} of other members were skipped; `fan-out` sends all")
+        others = count_of(parser.of_others, "request")
+        show.note(f"sampling-async: skipped {others} of other members; `fan-out` sends all")
     if not tally.total:
         fail("the input has no quota IDs", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
 @app.command("fan-out", cls=Command)
-@takes(service=ServiceOptions, quietable=True)
+@takes(service=ServiceOptions, quietable=True, tabular=True)
 def fan_out(
     service: ServiceOptions,
     requests: Annotated[
-        Path | None, argument("REQUESTS", "A file of requests; - for stdin. Default: stdin.")
+        Path | None, argument("FILE", "A file of requests; - for stdin. Default: stdin.")
     ] = None,
     *,
-    file: Annotated[Path | None, option("PATH", "The file of requests, as an option.")] = None,
+    file: Annotated[Path | None, option("FILE", "The file of requests, as an option.")] = None,
     journal: JournalFile = None,
     goal: AimOption = None,
     repeats: Annotated[
@@ -291,7 +301,7 @@ def _items(file: Path | None, parser: Parser[T], *, is_dash: bool, what: str = "
 
 
 @app.command(cls=Command)
-@takes(service=ServiceOptions)
+@takes(service=ServiceOptions, tabular=True)
 def recontact(
     service: ServiceOptions,
     quota_id: QuotaID,
@@ -299,7 +309,7 @@ def recontact(
     max_results: Annotated[
         int | None, option("N", "Member codes per page. Default: set by the service.", min=1)
     ] = None,
-    after: Annotated[str | None, option("MEMBER_CODE", "Resume after this member code.")] = None,
+    after: Annotated[str | None, option("MEMBER", "Resume after this member code.")] = None,
     limit: Annotated[int | None, option("N", "Stop after this many member codes.", min=1)] = None,
     as_json: Annotated[bool, flag("Print JSON lines instead of plain text.", "--json")] = False,
 ) -> None:
@@ -316,7 +326,7 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
     count = 0
     try:
         async for code in codes:
-            if as_json:
+            if as_json or show.is_csv():
                 show.emit_json({"MemberCode": code})
             else:
                 show.emit_code(code)

@@ -20,8 +20,10 @@ from sampling_async import (
     RetryPolicy,
     SamplingClient,
     SamplingError,
+    ServiceError,
     Timeouts,
 )
+from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import given
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
@@ -41,7 +43,8 @@ P = TypeVar("P", Timeouts, RetryPolicy, OutagePolicy)
 
 KEY_VARIABLE: Final = "SAMPLING_API_KEY"
 _PROXY_VARIABLE: Final = "SAMPLING_PROXY"
-_option: Final = partial(given, panel="Connection")
+CONNECTION: Final = "Connection"
+_option: Final = partial(given, panel=CONNECTION)
 _MAX_CONCURRENCY: Final = 8
 _IDLE_SECONDS: Final = 4.0
 
@@ -205,9 +208,10 @@ def ended_by_failure(work: Callable[[], T]) -> T:
         text = str(exc).replace("allow_http=True", "--allow-http")
         if exc.endpoint == "generate_invite" and exc.delivery == "unknown":
             text += " (an invite may exist: asking again may make a second one)"
-        if exc.request_id is not None:
+        if exc.request_id is not None and not show.errors_are_json():
             text += f" (request ID {exc.request_id})"
-        fail(text, exit_code_of(exc))
+        code = exc.result_code if isinstance(exc, ServiceError) else None
+        fail(text, exit_code_of(exc), RequestID=exc.request_id, ResultCode=code)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -221,9 +225,9 @@ def ended_by_failure(work: Callable[[], T]) -> T:
         fail(f"{about}{exc.strerror or type(exc).__name__}{hint}", FAILED)
 
 
-def fail(message: str, code: int) -> NoReturn:
+def fail(message: str, code: int, **known: object) -> NoReturn:
     """Print one line on stderr that says what went wrong, and end with an exit code."""
-    typer.echo(f"sampling-async: {message}", err=True)
+    show.print_error(message, code, **known)
     raise typer.Exit(code) from None
 
 

@@ -14,6 +14,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import argument, option, takes
 from sampling_async._cli._stores import existing_store
 from sampling_async._cli._tally import DONE, INCOMPLETE
+from sampling_async._contract.checks import count_of
 from sampling_async.notifications import erase_member
 
 
@@ -47,8 +48,9 @@ def erase(
         opened = existing_store(address)
         erased = erase_member(opened, code)
         show.note(
-            f"{opened!r}: {erased.facts:,} facts ({erased.unhandled:,} were not handled),"
-            f" {erased.invites:,} invites, {erased.links:,} links, {erased.receipts:,} receipts"
+            f"{opened!r}: {count_of(erased.facts, 'fact')} ({erased.unhandled:,} were not handled),"
+            f" {count_of(erased.invites, 'invite')}, {count_of(erased.links, 'link')},"
+            f" {count_of(erased.receipts, 'receipt')}"
         )
         if erased.unclear:
             is_unclear = True
@@ -59,5 +61,5 @@ def erase(
 
         show.note(f"{path}: {'erased' if erase_from_ledger(path, code) else 'no such member'}")
     for path in journal or ():
-        show.note(f"{path}: {anyio.run(Journal(path).erase, code):,} requests and responses")
+        show.note(f"{path}: {count_of(anyio.run(Journal(path).erase, code), 'note')} of requests and responses")
     raise typer.Exit(INCOMPLETE if is_unclear else DONE)

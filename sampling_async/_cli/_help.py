@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
+from copy import copy
 from functools import partial
+from importlib.metadata import PackageNotFoundError, metadata
 from inspect import cleandoc
 from shutil import get_terminal_size
 from textwrap import indent
@@ -11,12 +14,29 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from sampling_async._cli._connection import ended_by_failure
+from sampling_async._cli._connection import CONNECTION, ended_by_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
 _TABLES_FROM: Final = 72
+
+_WITH_CONNECTION: Final = "quotas"
+_HEADING: Final = "Connection, after each command that calls the service"
+_DEFAULT_PAGE: Final = "howto/command-line"
+PAGES: Final[Mapping[str, str]] = {
+    "campaign": "howto/campaigns",
+    "demo": "tutorial",
+    "doctor": "howto/doctor",
+    "erase": "howto/erase",
+    "match": "howto/panels",
+    "notifications": "howto/notifications",
+    "outcomes": "howto/notifications",
+    "profile": "howto/profiles",
+    "simulate": "howto/testing",
+    "top": "howto/seeing",
+}
+"""The pages about commands, by their name or that of their group."""
 
 # Lines of 56 columns at most, so that they fit a narrow terminal.
 EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -182,7 +202,9 @@ class Command(TyperCommand):
         # On a narrow terminal a table would cut the names of options, so the help is plain text there.
         if get_terminal_size().columns < _TABLES_FROM:
             self.rich_markup_mode = None
-        super().format_help(ctx, formatter)
+        connection = connection_options(self)
+        with _hidden(connection):
+            super().format_help(ctx, formatter)
         formatter.write("" if self.rich_markup_mode else "\n")
         # The path without the program: "notifications serve".
         name = " ".join(ctx.command_path.split()[1:])
@@ -190,16 +212,78 @@ class Command(TyperCommand):
         formatter.write(typer.style(" Example:" if len(examples) == 1 else " Examples:", bold=True) + "\n")
         for example in examples:
             formatter.write("\n" + indent(example, "   ") + "\n")
+        formatter.write("\n")
+        if connection:
+            formatter.write(" Connection options, such as --profile: sampling-async -h\n")
+        formatter.write(f" More: {page_of(name)}\n")
 
 
 class Group(TyperGroup):
+    _more: tuple[Any, ...] = ()  # options that only the help shows
+
     def get_params(self, ctx: Any) -> Any:
-        return _without_types(super().get_params(ctx))
+        return [*_without_types(super().get_params(ctx)), *self._more]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; that of the program has the connection options, which many commands take."""
+        is_narrow = get_terminal_size().columns < _TABLES_FROM
+        shared = connection_options(self.commands[_WITH_CONNECTION]) if ctx.parent is None else []
+        self._more = () if is_narrow else tuple(map(_under_its_heading, shared))
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._more = ()
+        if shared and is_narrow:
+            with formatter.section(_HEADING):
+                formatter.write_dl([each.get_help_record(ctx) for each in shared])
+        name = " ".join(ctx.command_path.split()[1:])
+        formatter.write(f"{chr(10) * is_narrow} More: {page_of(name)}\n")
+
+
+def connection_options(command: Any) -> list[Any]:
+    """Return the options of a command that say how the service is called."""
+    return [each for each in command.params if getattr(each, "rich_help_panel", None) == CONNECTION]
+
+
+def _under_its_heading(option: Any) -> Any:
+    shown = copy(option)
+    shown.rich_help_panel = _HEADING
+    return shown
+
+
+@contextmanager
+def _hidden(options: Iterable[Any]) -> Generator[None]:
+    for each in options:
+        each.hidden = True
+    try:
+        yield
+    finally:
+        for each in options:
+            each.hidden = False
+
+
+def page_of(command: str) -> str:
+    """Return the address of the page about a command."""
+    group = command.partition(" ")[0]
+    page = f"{PAGES.get(command, PAGES.get(group, _DEFAULT_PAGE))}.html"
+    with suppress(PackageNotFoundError):
+        for each in metadata("sampling-async").get_all("Project-URL") or ():
+            label, _, address = each.partition(", ")
+            if label == "Documentation":
+                return f"{address.rstrip('/')}/{page}"
+    return f"docs/{page.removesuffix('.html')}.md"
+
+
+def _no_type(**_: Any) -> str:
+    return ""
 
 
 def _without_types(params: Any) -> Any:
     """Leave out the types of --help and of the options for completion: they take no value."""
     for each in params:
+        # An argument's type, such as <path>, says less than its name.
+        if each.param_type_name == "argument" and hasattr(each, "display_type_rich"):
+            each.display_type_rich = _no_type
         if each.name in {"help", "install_completion", "show_completion"}:
             each.metavar = ""
     return params

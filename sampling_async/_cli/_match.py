@@ -10,7 +10,7 @@ from sampling_async._cli._options import argument, takes
 from sampling_async._cli._tally import USAGE
 
 
-@takes(options=MatchOptions, service=ServiceOptions, quietable=True)
+@takes(options=MatchOptions, service=ServiceOptions, quietable=True, tabular=True)
 def match(
     service: ServiceOptions,
     options: MatchOptions,

@@ -16,6 +16,8 @@ from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._match_options import check_place
 from sampling_async._cli._pages import write_inventory_page
+from sampling_async._contract.checks import count_of
+from sampling_async._contract.records import wire_name
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel import _files as files
@@ -49,8 +51,8 @@ def show_counts(batches: Iterator[Any], followed: Followed) -> None:
         table,
         len(rows),
         followed,
-        f"{followed.members:,} members, {len(rows):,} quotas: {enough:,} can be filled with certain members,"
-        f" [bold]{len(rows) - enough:,}[/bold] need {sum(row['shortfall'] for row in rows):,}"
+        f"{count_of(followed.members, 'member')}, {count_of(len(rows), 'quota')}: {enough:,} can be filled with"
+        f" certain members, [bold]{len(rows) - enough:,}[/bold] need {sum(row['shortfall'] for row in rows):,}"
         " more completes.",
     )
 
@@ -73,7 +75,7 @@ def show_best(batches: Iterator[Any], followed: Followed, *, as_requests: bool) 
             possible += many > 0 and not of_certain
         count += len(batch)
     summary = (
-        f"{followed.members:,} members: {certain:,} match a quota for certain, {possible:,} possibly,"
+        f"{count_of(followed.members, 'member')}: {certain:,} match a quota for certain, {possible:,} possibly,"
         f" {followed.members - certain - possible:,} none."
     )
     if as_requests:
@@ -94,7 +96,7 @@ def show_sample(batches: Iterator[Any], followed: Followed) -> None:
         table,
         count,
         followed,
-        f"{count:,} members drawn from {followed.members:,}, for {len(quotas):,} quotas.",
+        f"{count_of(count, 'member')} drawn from {followed.members:,}, for {count_of(len(quotas), 'quota')}.",
     )
 
 
@@ -147,8 +149,8 @@ class MatchRun:
             first = index.diagnostics[0]
             hint = "; give the age bands with --bands FILE" if first.message.endswith(_UNKNOWN_BAND) else ""
             show.warn(
-                f"the inventory has {len(index.diagnostics):,} oddities, which count as possible; the first: "
-                f"quota {first.quota_id}, {first.message}{hint}"
+                f"the inventory has {count_of(len(index.diagnostics), 'oddity', 'oddities')}, which count as"
+                f" possible; the first: quota {first.quota_id}, {first.message}{hint}"
             )
         self._check_columns(matcher, source)
         if options.as_requests:
@@ -176,12 +178,16 @@ class MatchRun:
                 surveys = inventory if isinstance(inventory, tuple) else inventory.surveys
                 write_inventory_page(options.html, surveys, fits, members=followed.members)
         if options.output is not None:
-            show.note(f"{followed.members:,} members matched: {options.output}")
+            show.note(f"{count_of(followed.members, 'member')} matched: {options.output}")
 
     def _output(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
         options = self._options
         if options.output is not None:
             written.write(results, matcher.schema, options.output)
+        elif show.is_csv():
+            for batch in results:
+                for row in batch.rename_columns(list(map(wire_name, batch.schema.names))).to_pylist():
+                    show.emit_json(row)
         elif show.as_lines(options.as_json):
             for line in written.lines(results, only_ascii=sys.stdout.isatty()):
                 show.emit(line)
@@ -210,8 +216,8 @@ class MatchRun:
         if missing:
             shown = ", ".join(missing[:_FEW]) + (", ..." if len(missing) > _FEW else "")
             show.warn(
-                f"the panel has no column for {len(missing):,} of {len(questions):,} questions, so they count "
-                f"as not answered: {shown}"
+                f"the panel has no column for {len(missing):,} of {count_of(len(questions), 'question')}, so"
+                f" they count as not answered: {shown}"
             )
 
     @contextmanager

@@ -21,6 +21,7 @@ from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import argument, flag, given, option, takes
 from sampling_async._cli._stores import STORE, existing_store, is_new, store_at
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
+from sampling_async._contract.checks import count_of
 from sampling_async.notifications import (
     Completion,
     Inbox,
@@ -159,6 +160,7 @@ async def _serve(
 
 
 @app.command("show", cls=Command)
+@takes(tabular=True)
 def show_facts(
     *,
     store: STORE,
@@ -172,6 +174,7 @@ def show_facts(
 
 
 @app.command(cls=Command)
+@takes(tabular=True)
 def dead(*, store: STORE, as_json: AsJSON = False) -> None:
     """Show the dead facts: their handler has given up. `replay` makes them pending again."""
     _show(_facts(store, None, State.DEAD), as_json=as_json)
@@ -196,7 +199,7 @@ def tail(*, store: STORE, kind: Only = None) -> None:
 @takes(quietable=True)
 def replay(
     fact_ids: Annotated[
-        list[int] | None, argument("FACT_ID", "Facts to handle again, handled ones too.", min=1)
+        list[int] | None, argument("IDS", "Facts to handle again, handled ones too.", min=1)
     ] = None,
     *,
     store: STORE,
@@ -310,7 +313,7 @@ def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
         )
     screen.print(table if count else Text("No facts.", "dim"))
     if count > _MOST_ROWS:
-        text = f"The last {_MOST_ROWS} of {count:,} facts; `--json` shows all."
+        text = f"The last {_MOST_ROWS} of {count_of(count, 'fact')}; `--json` shows all."
         screen.print(Text(text, style="dim"))
 
 

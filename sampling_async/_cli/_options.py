@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast, get_ty
 import typer
 from attrs import field, fields
 
+from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
 
 if TYPE_CHECKING:
@@ -40,38 +41,41 @@ def argument(metavar: str, help_text: str, **more: Any) -> Any:
 AsJSON: TypeAlias = Annotated[bool, flag("Print JSON lines, on a terminal too.", "--json")]
 
 
-_QUIET: Final = inspect.Parameter(
-    "quiet",
-    inspect.Parameter.KEYWORD_ONLY,
-    annotation=Annotated[
-        bool,
-        flag("Write no progress, notes and summaries to stderr. Warnings and errors remain.", "--quiet", "-q"),
-    ],
-    default=False,
+def _flag_of_many(name: str, help_text: str, *names: str) -> inspect.Parameter:
+    annotation = Annotated[bool, flag(help_text, *names)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=False)
+
+
+_QUIET: Final = _flag_of_many(
+    "quiet", "Write no progress, notes and summaries to stderr. Warnings and errors remain.", "--quiet", "-q"
 )
+_CSV: Final = _flag_of_many("as_csv", "Print CSV, on a terminal too.", "--csv")
 
 
 def takes(
-    *, quietable: bool = False, **groups: type[Any]
+    *, quietable: bool = False, tabular: bool = False, **groups: type[Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add groups of options to a command: `@takes(service=ServiceOptions)` passes them as one `service`.
 
     A group is an attrs class whose fields were made by `given`. The help lists them after the command's own
     options, in the order of the groups. A `quietable` command writes progress, notes or a summary to stderr: it
-    gets --quiet too.
+    gets --quiet too. A `tabular` command prints rows: it gets --csv too.
     """
     options = {name: _parameters(cls) for name, cls in groups.items()}
 
     def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
-        quiet = [_QUIET] if quietable else []
-        parameters = [*own, *quiet, *(each for some in options.values() for each in some)]
+        common = [_CSV] * tabular + [_QUIET] * quietable
+        parameters = [*own, *common, *(each for some in options.values() for each in some)]
 
         @wraps(command)
         def grouped(**values: Any) -> None:
             if quietable:
                 show.set_quiet(values.pop("quiet"))
+            show.set_csv(values.pop("as_csv", False))
+            if show.is_csv() and values.get("as_json"):
+                raise InvalidRequestError("give --json or --csv, not both")
             made = {
                 name: groups[name](**{each.name: values.pop(each.name) for each in some})
                 for name, some in options.items()

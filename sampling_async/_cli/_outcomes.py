@@ -54,7 +54,7 @@ _COLUMNS: Final = (
 )
 
 
-@takes(quietable=True)
+@takes(quietable=True, tabular=True)
 def outcomes(
     *,
     store: STORE,

@@ -35,6 +35,7 @@ Name = Annotated[str, argument("NAME", "A profile.", autocompletion=names_of_pro
 
 
 @app.command("list", cls=Command)
+@takes(tabular=True)
 def list_profiles(*, as_json: AsJSON = False) -> None:
     """List the profiles of the file, where each one's key is, and what is wrong in one."""
     profiles = read_profiles()
@@ -42,7 +43,9 @@ def list_profiles(*, as_json: AsJSON = False) -> None:
         show.note(f"{profiles_file()} has no profiles; {BEGIN}")
     if show.as_lines(as_json):
         for name, profile in profiles.items():
-            if isinstance(profile, InvalidRequestError):
+            if isinstance(profile, InvalidRequestError) and show.is_csv():
+                show.warn(str(profile))
+            elif isinstance(profile, InvalidRequestError):
                 show.emit_json({"Profile": name, "Error": str(profile)})
             else:
                 show.emit_json(_row(profile))

@@ -37,8 +37,11 @@ from rich.table import Table
 from rich.text import Text
 
 from sampling_async import DecodeError, to_json
+from sampling_async._cli._csv import CSVRows
 from sampling_async._cli._tally import code_name
-from sampling_async._contract.records import wire_name
+from sampling_async._contract.checks import count_of
+from sampling_async._contract.records import quota_rows, wire_name
+from sampling_async._protocol.results import outcome_columns
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -54,6 +57,8 @@ STYLES: Final[dict[OutcomeStatus, str]] = {
     "unknown": "red",
 }
 _quiet: Final = ContextVar("quiet", default=False)
+_json_errors: Final = ContextVar("json_errors", default=False)
+_csv: ContextVar[CSVRows | None] = ContextVar("csv", default=None)
 _SURVEY_COLUMNS: Final = (
     ("Survey", 0),
     ("Wave", 8),
@@ -71,8 +76,8 @@ _MOMENT: Final = 0.1
 
 
 def as_lines(wanted: bool) -> bool:  # noqa: FBT001  the value of --json
-    """Return whether to write JSON lines: if the user wants them, or stdout is not a terminal."""
-    return wanted or not sys.stdout.isatty()
+    """Return whether to write lines of JSON or CSV: if the user wants them, or stdout is not a terminal."""
+    return wanted or is_csv() or not sys.stdout.isatty()
 
 
 def emit(line: bytes) -> None:
@@ -88,7 +93,15 @@ def emit_all(records: Iterable[object]) -> None:
 
 
 def emit_json(value: object) -> None:
-    """Write a value as a line of JSON; on a terminal in ASCII, so that no text can control the terminal."""
+    """Write a value as a line of JSON; on a terminal in ASCII, so that no text can control the terminal.
+
+    With --csv, it is a row of CSV instead: lists become texts with blanks between the items.
+    """
+    if (rows := _csv.get()) is not None:
+        assert isinstance(value, Mapping)
+        for cells in rows.lines(value):
+            emit(cells)
+        return
     emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
 
 
@@ -123,6 +136,14 @@ def errors() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def set_csv(wanted: bool) -> None:  # noqa: FBT001  the value of --csv
+    _csv.set(CSVRows() if wanted else None)
+
+
+def is_csv() -> bool:
+    return _csv.get() is not None
+
+
 def set_quiet(quiet: bool) -> None:  # noqa: FBT001  the value of --quiet
     _quiet.set(quiet)
 
@@ -134,6 +155,23 @@ def is_quiet() -> bool:
 def stderr_console() -> Console:
     """Return a rich console on stderr for progress, notes and summaries: silent with --quiet."""
     return Console(stderr=True, highlight=False, quiet=is_quiet())
+
+
+def set_errors_as_json(wanted: bool) -> None:  # noqa: FBT001  whether --json was given
+    _json_errors.set(wanted)
+
+
+def errors_are_json() -> bool:
+    return _json_errors.get()
+
+
+def print_error(message: str, code: int, **known: object) -> None:
+    """Print a line on stderr that says what went wrong: JSON if --json was given."""
+    line = f"sampling-async: {message}"
+    if errors_are_json():
+        more = {name: value for name, value in known.items() if value is not None}
+        line = json.dumps({"Error": message, "ExitCode": code, **more})
+    sys.stderr.write(f"{line}\n")
 
 
 def note(text: str) -> None:
@@ -219,11 +257,17 @@ def inventory_caption(quotas: Quotas) -> Text:
     count = sum(len(survey.quotas) for survey in quotas.surveys)
     recontact = sum(survey.is_survey_recontact for survey in quotas.surveys)
     return Text(
-        f"\n{len(quotas.surveys):,} surveys ({recontact} recontact), {count:,} quotas, "
+        f"\n{count_of(len(quotas.surveys), 'survey')} ({recontact} recontact), {count_of(count, 'quota')}, "
         f"country {quotas.country_id}. LOI in minutes, IR in percent, currency and devices by ID.\n"
         "One survey with its quotas: sampling-async quotas --survey ID",
         style="dim",
     )
+
+
+def emit_quotas(quotas: Quotas, surveys: Iterable[Survey]) -> None:
+    """Write a row for each quota."""
+    for row in quota_rows(quotas, surveys):
+        emit_json({wire_name(name): _jsonable(value) for name, value in row.items()})
 
 
 def masked(setting: Setting) -> Setting:
@@ -250,6 +294,8 @@ def print_pairs(pairs: Iterable[tuple[str, Text]]) -> None:
 
 
 def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
+    if is_csv():
+        return {wire_name(name): values[0] for name, values in outcome_columns([outcome]).items()}
     return {
         "MemberCode": outcome.member_code,
         "QuotaID": outcome.quota_id,
@@ -298,9 +344,9 @@ def summary(tally: Tally) -> Iterable[Text]:
     if tally.replayed:
         yield Text(f"  {tally.replayed:,} are from the journal of an earlier run.")
     if tally.anomalies:
-        yield Text(f"  {tally.anomalies:,} items of responses were odd: see Anomaly.")
+        yield Text(f"  {count_of(tally.anomalies, 'item')} of responses were odd: see Anomaly.")
     if tally.unrequested:
-        yield Text(f"  {tally.unrequested:,} items came for quota IDs that were not in the request.")
+        yield Text(f"  {count_of(tally.unrequested, 'item')} came for quota IDs that were not in the request.")
 
 
 def stdout_is_file() -> bool:

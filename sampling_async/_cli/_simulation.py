@@ -24,6 +24,7 @@ from sampling_async._cli._connection import fail
 from sampling_async._cli._match_options import bands_file, check_place
 from sampling_async._cli._options import flag, given, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
+from sampling_async._contract.checks import count_of
 from sampling_async._private_files import written_whole
 from sampling_async._profiles.file import toml_of
 from sampling_async._profiles.record import PanelProfile
@@ -321,7 +322,8 @@ def _show_service(simulator: Any, base_url: str, files: tuple[Path, ...], profil
     chosen = "" if profiles is None else " --profile p1"
     number = len(simulator.panels)
     its_panels = "" if number == 1 else f" and {number} panels"
-    title = f"Simulated service at {base_url} with {len(quota_ids):,} quotas{its_panels}. In another shell:"
+    quotas = count_of(len(quota_ids), "quota")
+    title = f"Simulated service at {base_url} with {quotas}{its_panels}. In another shell:"
     tries = (
         f"sampling-async quotas{chosen}",
         " ".join([f"sampling-async bulk-invite{chosen}", member_code, *map(str, quota_ids[:3])]),

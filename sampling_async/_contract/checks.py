@@ -138,6 +138,11 @@ def _number(value: object) -> float | None:
         return None
 
 
+def count_of(number: int, noun: str, nouns: str = "") -> str:
+    """Return a number with its noun: "1 request", "1,200 requests"; `nouns` is an irregular plural."""
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
 def shown(value: object) -> str:
     """Return a value as errors show it: not longer than 60 characters."""
     # A whole number that is no float may have thousands of digits: Python refuses to print more than 4,300.

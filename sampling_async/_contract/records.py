@@ -271,38 +271,9 @@ class Quotas(_Incomplete):
         return stream_of(_quota_schema(), self._batches(), requested_schema)
 
     def _batches(self) -> Iterator[Any]:
-        schema, rows = _quota_schema(), (row for survey in self.surveys for row in self._rows(survey))
+        schema, rows = _quota_schema(), quota_rows(self, self.surveys)
         while some := list(islice(rows, ROWS)):
             yield arrow().RecordBatch.from_pylist(some, schema=schema)
-
-    def _rows(self, survey: Survey) -> Iterator[dict[str, object]]:
-        due = survey.scheduled_completion_date
-        due = due if due.utcoffset() is None else due.astimezone(UTC).replace(tzinfo=None)
-        for quota in survey.quotas:
-            subs = [sub for layer in quota.layers for sub in layer.sub_quotas]
-            asked = dict.fromkeys(each.question_id for sub in subs for each in sub.questions_and_answers)
-            yield {
-                "survey_id": survey.survey_id,
-                "wave_id": survey.wave_id,
-                "quota_id": quota.quota_id,
-                "completes_required": quota.completes_required,
-                "estimated_completes_remaining": quota.estimated_completes_remaining,
-                "layers": len(quota.layers),
-                "sub_quotas": len(subs),
-                "question_ids": list(asked),
-                "survey_name": survey.survey_name,
-                "country_id": self.country_id,
-                "loi": survey.loi,
-                "ir": survey.ir,
-                "price": survey.price.amount,
-                "currency_id": survey.price.currency_id,
-                "study_type_id": survey.study_type_id,
-                "device_type_ids": survey.device_type_ids,
-                "is_survey_recontact": survey.is_survey_recontact,
-                "scheduled_completion_date": due,
-                "survey_completes_required": survey.completes_required,
-                "survey_estimated_completes_remaining": survey.estimated_completes_remaining,
-            }
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks: the surveys with the most room."""
@@ -326,6 +297,38 @@ class Quotas(_Incomplete):
                 for survey in most
             ),
         )
+
+
+def quota_rows(quotas: Quotas, surveys: Iterable[Survey]) -> Iterator[dict[str, object]]:
+    """Yield the rows of a table of quotas, of some of the surveys of an inventory."""
+    for survey in surveys:
+        due = survey.scheduled_completion_date
+        due = due if due.utcoffset() is None else due.astimezone(UTC).replace(tzinfo=None)
+        for quota in survey.quotas:
+            subs = [sub for layer in quota.layers for sub in layer.sub_quotas]
+            asked = dict.fromkeys(each.question_id for sub in subs for each in sub.questions_and_answers)
+            yield {
+                "survey_id": survey.survey_id,
+                "wave_id": survey.wave_id,
+                "quota_id": quota.quota_id,
+                "completes_required": quota.completes_required,
+                "estimated_completes_remaining": quota.estimated_completes_remaining,
+                "layers": len(quota.layers),
+                "sub_quotas": len(subs),
+                "question_ids": list(asked),
+                "survey_name": survey.survey_name,
+                "country_id": quotas.country_id,
+                "loi": survey.loi,
+                "ir": survey.ir,
+                "price": survey.price.amount,
+                "currency_id": survey.price.currency_id,
+                "study_type_id": survey.study_type_id,
+                "device_type_ids": survey.device_type_ids,
+                "is_survey_recontact": survey.is_survey_recontact,
+                "scheduled_completion_date": due,
+                "survey_completes_required": survey.completes_required,
+                "survey_estimated_completes_remaining": survey.estimated_completes_remaining,
+            }
 
 
 _IN_NOTEBOOKS: Final = 10  # how many surveys a notebook shows

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sampling_async._contract.checks import count_of
 from sampling_async._version import __version__
 from sampling_async.campaign import _charts as charts
 
@@ -83,10 +84,6 @@ def clock(when: datetime) -> str:
     return f"{charts.in_utc(when):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _with_noun(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 _FILTERS: Final[dict[str, Any]] = {
     "amount": "{:,.2f}".format,
     "clean": clean,
@@ -95,7 +92,7 @@ _FILTERS: Final[dict[str, Any]] = {
     "name": _name,
     "number": "{:,}".format,
     "utc": charts.in_utc,
-    "with_noun": _with_noun,
+    "with_noun": count_of,
 }
 _NAMES: Final[dict[str, Any]] = {
     "bar": charts.bar,
