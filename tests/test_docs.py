@@ -56,8 +56,8 @@ def test_the_tests_of_a_page_pass(page, tmp_path):
             tests += example.is_test
     options = [
         *("-p", "no:cacheprovider", "-p", "no:asyncio"),  # it warns if it is not configured
-        # Pytest rewrites the modules of a package with a plugin. Where one is first imported beside other threads,
-        # parsing it again sometimes ends in a SystemError of Python 3.11.
+        # Pytest rewrites the modules of a package that has a plugin. Where threads run already, parsing one for
+        # that sometimes ends in a SystemError of Python 3.11.
         "--assert=plain",
     ]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *options, str(tmp_path)]
