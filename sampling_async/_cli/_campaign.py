@@ -77,7 +77,7 @@ def run(
     if the fate of a pair is unknown. Progress is shown on a terminal, and
     elsewhere it is lines of JSON on stdout.
     """
-    _loaded("jinja2").CampaignJob(service, out, settings, limits, options).run(panel_)
+    _loaded("jinja2", module="_campaign_run").CampaignJob(service, out, settings, limits, options).run(panel_)
 
 
 @app.command("top-up", cls=Command)
@@ -98,7 +98,9 @@ def top_up(
     skipped, even with --dry-run. Options that are not given are those of
     the plan before.
     """
-    _loaded("jinja2").CampaignJob(service, folder, settings, limits, options).top_up(panel_)
+    _loaded("jinja2", module="_campaign_run").CampaignJob(service, folder, settings, limits, options).top_up(
+        panel_
+    )
 
 
 @app.command(cls=Command)
@@ -189,14 +191,14 @@ def compare(
 
     They stand in the order in which they were planned. The page and the JSON have the fill of each quota too.
     """
-    _loaded("jinja2").show_comparison(folders, html, Settings(notifications=notifications), as_json=as_json)
+    _loaded().show_comparison(folders, html, Settings(notifications=notifications), as_json=as_json)
 
 
-def _loaded(*others: str) -> Any:
+def _loaded(*others: str, module: str = "_campaign_folders") -> Any:
     """Return the module that does the work. It needs numpy and pyarrow, and for the report `others` too."""
     try:
         for name in (*others, "sampling_async.campaign"):
             import_module(name)
-        return import_module("sampling_async._cli._campaign_run")
+        return import_module(f"sampling_async._cli.{module}")
     except ModuleNotFoundError as exc:
         fail(f"campaign needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)

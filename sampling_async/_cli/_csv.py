@@ -17,7 +17,7 @@ class CSVRows:
     def __init__(self) -> None:
         self._names: tuple[str, ...] | None = None
 
-    def lines(self, row: Mapping[str, object]) -> Iterator[bytes]:
+    def lines(self, row: Mapping[str, object]) -> Iterator[str]:
         """Yield the line of a row, and before the first one that of the names."""
         if self._names is None:
             self._names = tuple(row)
@@ -25,10 +25,10 @@ class CSVRows:
         yield _line([_cell(row.get(name)) for name in self._names])
 
 
-def _line(cells: Sequence[str]) -> bytes:
+def _line(cells: Sequence[str]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue().encode()
+    return text.getvalue()
 
 
 def _cell(value: object) -> str:

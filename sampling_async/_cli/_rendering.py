@@ -99,8 +99,8 @@ def emit_json(value: object) -> None:
     """
     if (rows := _csv.get()) is not None:
         assert isinstance(value, Mapping)
-        for cells in rows.lines(value):
-            emit(cells)
+        for line in rows.lines(value):
+            emit((plain(line).plain if sys.stdout.isatty() else line).encode())
         return
     emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
 

@@ -1,0 +1,117 @@
+"""What the other commands about campaigns do with the ledgers of folders: show them, change limits, report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sampling_async import InvalidRequestError
+from sampling_async._cli import _campaign_view as view
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._campaign_run import ledger_in, outcomes_of, saved_in, title_of
+from sampling_async._cli._connection import fail
+from sampling_async._cli._tally import USAGE
+from sampling_async._pacing.threads import CancelFlag
+from sampling_async._private_files import written_whole
+from sampling_async.campaign import LESSONS, Limits, compare
+from sampling_async.campaign._files import write_files
+from sampling_async.campaign._ledger import with_ledger
+from sampling_async.campaign._summing import summary_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from sampling_async._cli._campaign_options import Settings
+    from sampling_async.campaign import Summary
+    from sampling_async.campaign._ledger import CampaignLedger
+
+T = TypeVar("T")
+
+
+def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
+    """Do something with the ledger of a campaign, which must have a plan."""
+
+    def planned(ledger: CampaignLedger) -> T:
+        if not ledger.plan:
+            raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
+        return work(ledger)
+
+    return with_ledger(ledger_in(folder), planned)
+
+
+def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> None:
+    """Change limits, if there is any change, and show those that hold."""
+
+    def change(ledger: CampaignLedger) -> tuple[Limits, bool]:
+        limits = ledger.change_limits(**changes) if changes else ledger.limits()
+        return limits, ledger.is_running()
+
+    limits, is_running = _in_ledger(folder, change)
+    if show.as_lines(as_json):
+        show.emit_json({**show.fields_of(limits), "Running": is_running})
+    else:
+        view.show_limits(limits, is_running=is_running)
+
+
+def show_status(folder: Path, *, as_json: bool) -> None:
+    summary = _in_ledger(folder, lambda ledger: summary_of(ledger, LESSONS))
+    if show.as_lines(as_json):
+        show.emit_json(view.summary_json(summary))
+    else:
+        view.show_summary(summary, show.screen())
+
+
+def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings, *, as_json: bool) -> None:
+    """Show several campaigns side by side, and write the page of that."""
+
+    def summary(ledger: CampaignLedger) -> Summary:
+        return summary_of(ledger, LESSONS, outcomes_of(given.over(saved_in(ledger).settings)))
+
+    summaries: dict[str, Summary] = {}
+    for folder in folders:
+        name = folder.resolve().name
+        if name in summaries:
+            name = str(folder)
+        if name in summaries:
+            raise InvalidRequestError(f"{folder} is given twice")
+        summaries[name] = _in_ledger(folder, summary)
+    comparison = compare(summaries)
+    if html is not None:
+        try:
+            from sampling_async.campaign._report import comparison_page  # noqa: PLC0415  needs Jinja2
+        except ModuleNotFoundError as exc:
+            fail(f"the page needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
+
+        with written_whole(html) as unfinished:
+            unfinished.write_text(comparison_page(comparison), encoding="utf-8")
+        show.note(f"Page: {html}")
+    found = view.comparison_json(comparison.to_dict())
+    if show.is_csv():
+        for night in found["Nights"]:
+            show.emit_json({name: value for name, value in night.items() if name != "Codes"})
+    elif show.as_lines(as_json):
+        show.emit_json(found)
+    else:
+        view.show_comparison(comparison)
+
+
+def write_report(folder: Path, given: Settings) -> None:
+    """Write the files of a campaign; what is not given is as the run had it."""
+
+    def write(ledger: CampaignLedger) -> None:
+        settings = given.over(saved_in(ledger).settings)
+        partitions, kind = settings.partition or (), settings.format or "parquet"
+        title, outcomes = title_of(folder), outcomes_of(settings)
+        write_files(
+            ledger,
+            LESSONS,
+            folder,
+            CancelFlag(),
+            partitions=partitions,
+            kind=kind,
+            title=title,
+            outcomes=outcomes,
+        )
+
+    _in_ledger(folder, write)
+    show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")
