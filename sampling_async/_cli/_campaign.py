@@ -77,7 +77,8 @@ def run(
     if the fate of a pair is unknown. Progress is shown on a terminal, and
     elsewhere it is lines of JSON on stdout.
     """
-    _loaded("jinja2", module="_campaign_run").CampaignJob(service, out, settings, limits, options).run(panel_)
+    job = _loaded("jinja2", module="_campaign_run").CampaignJob
+    job(service, out, settings, limits, options).run(panel_)
 
 
 @app.command("top-up", cls=Command)
@@ -98,9 +99,8 @@ def top_up(
     skipped, even with --dry-run. Options that are not given are those of
     the plan before.
     """
-    _loaded("jinja2", module="_campaign_run").CampaignJob(service, folder, settings, limits, options).top_up(
-        panel_
-    )
+    job = _loaded("jinja2", module="_campaign_run").CampaignJob
+    job(service, folder, settings, limits, options).top_up(panel_)
 
 
 @app.command(cls=Command)

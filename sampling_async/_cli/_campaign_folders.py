@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign_run import ledger_in, outcomes_of, saved_in, title_of
+from sampling_async._cli._campaign_run import ledger_in, ledger_of_outcomes, saved_in, title_of
 from sampling_async._cli._connection import fail
 from sampling_async._cli._tally import USAGE
 from sampling_async._pacing.threads import CancelFlag
@@ -65,7 +65,7 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings,
     """Show several campaigns side by side, and write the page of that."""
 
     def summary(ledger: CampaignLedger) -> Summary:
-        return summary_of(ledger, LESSONS, outcomes_of(given.over(saved_in(ledger).settings)))
+        return summary_of(ledger, LESSONS, ledger_of_outcomes(given.over(saved_in(ledger).settings)))
 
     summaries: dict[str, Summary] = {}
     for folder in folders:
@@ -101,7 +101,7 @@ def write_report(folder: Path, given: Settings) -> None:
     def write(ledger: CampaignLedger) -> None:
         settings = given.over(saved_in(ledger).settings)
         partitions, kind = settings.partition or (), settings.format or "parquet"
-        title, outcomes = title_of(folder), outcomes_of(settings)
+        title, outcomes = title_of(folder), ledger_of_outcomes(settings)
         write_files(
             ledger,
             LESSONS,

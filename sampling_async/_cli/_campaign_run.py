@@ -223,7 +223,7 @@ class CampaignJob:
             raise typer.Exit(INCOMPLETE)
 
 
-def outcomes_of(settings: Settings) -> OutcomeLedger | None:
+def ledger_of_outcomes(settings: Settings) -> OutcomeLedger | None:
     return None if settings.notifications is None else OutcomeLedger(existing_store(settings.notifications))
 
 
@@ -341,7 +341,7 @@ class _ShownRun:
             title=title_of(self.folder),
         )
         try:
-            return await write(outcomes=outcomes_of(settings))
+            return await write(outcomes=ledger_of_outcomes(settings))
         except StoreError as exc:
             show.note(f"The files are without completes and revenue: {exc}")
             return await write()
