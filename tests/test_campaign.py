@@ -33,7 +33,16 @@ from sampling_async import (
 from sampling_async._journal import lock as _lock
 from sampling_async._journal.database import transaction
 from sampling_async._pacing.threads import CancelFlag
-from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits, _files, _report, erase_from_ledger
+from sampling_async.campaign import (
+    Campaign,
+    LedgerError,
+    Lesson,
+    Limits,
+    _files,
+    _pages,
+    _report,
+    erase_from_ledger,
+)
 from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
@@ -241,6 +250,16 @@ async def test_a_plan_that_another_process_made_meanwhile_is_taken(sim, tmp_path
         assert rows(tmp_path / "run.ledger", "SELECT max(plan) FROM pairs") == [(1,)]
 
 
+async def test_a_display_sees_how_many_members_were_read(sim, tmp_path):
+    seen, panel = [], tmp_path / "panel.parquet"
+    pq.write_table(panel_table(sim), panel, row_group_size=40)
+    async with sim.client() as client:
+        await campaign_of(sim, client, tmp_path, panel=panel).plan(on_members=lambda *each: seen.append(each))
+    members = len(sim.members)
+    assert seen[-1] == (2 * members, 2 * members)  # it is read twice
+    assert [count for count, _ in seen] == sorted(count for count, _ in seen)
+
+
 async def test_a_plan_that_is_cancelled_is_not_made_and_holds_no_ledger(sim, tmp_path):
     began, go_on = threading.Event(), threading.Event()
 
@@ -295,7 +314,8 @@ async def test_files_that_are_cancelled_replace_nothing(sim, tmp_path, monkeypat
 
 async def test_no_file_is_written_where_jinja2_is_missing(sim, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, _report.__name__)
+    for module in (_report, _pages):
+        monkeypatch.delitem(sys.modules, module.__name__)
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()

@@ -394,6 +394,17 @@ def test_on_a_terminal_the_latest_campaigns_are_shown(service, terminal):
     assert "Completes" not in terminal.getvalue()
 
 
+@pytest.mark.parametrize("panel", ["member_code,1001538\n", "member_code,1001538"])
+def test_an_empty_panel_leaves_nothing_behind(service, panel):
+    Path("empty.csv").write_text(panel)
+    before = set(Path().iterdir())
+    assert "empty.csv" in campaign("empty.csv", "--out", "out", "--yes", code=2).stderr
+    assert set(Path().iterdir()) == before
+    Path("out").mkdir()
+    campaign("empty.csv", "--out", "out", "--yes", code=2)
+    assert list(Path("out").iterdir()) == []  # a folder that was there stays
+
+
 def test_a_member_is_erased_from_a_ledger_and_its_numbers_stay(service):
     started()
     before = json.loads(campaign("status", "out", "--json").stdout)

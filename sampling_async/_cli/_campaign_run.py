@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import shlex
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -115,12 +115,20 @@ class CampaignJob:
         if panel is None:
             raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
         saved = _checked(SavedOptions(panel=panel, settings=given.over(SavedOptions().settings)))
+        is_new = not self.folder.exists()
         try:
             # What is written there holds member codes and links.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise InvalidRequestError(f"--out {self.folder}: {exc.strerror}") from None
-        self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
+        try:
+            self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
+        except BaseException:
+            # Without a plan there is no ledger either.
+            with suppress(OSError):
+                if is_new:
+                    self.folder.rmdir()
+            raise
         self._go(self._saved(saved, {}))
 
     def top_up(self, panel: str | None) -> NoReturn:
@@ -136,9 +144,7 @@ class CampaignJob:
         self._plan(saved, Campaign.top_up)
         self._go(self._saved(saved, changes))
 
-    def _plan(
-        self, saved: SavedOptions, make: Callable[[Campaign], Any], *, limits: Limits | None = None
-    ) -> None:
+    def _plan(self, saved: SavedOptions, make: Callable[..., Any], *, limits: Limits | None = None) -> None:
         settings, options = saved.settings, self.options
         assert saved.panel is not None
         match = settings.matching(options.workers)
@@ -158,9 +164,13 @@ class CampaignJob:
             self._key()  # prompt for it before the work, not after
 
         async def made(client: SamplingClient | None, **inventory: Any) -> None:
-            # The spinner covers this only, so that errors are printed after it has disappeared.
-            with show.stderr_console().status("Matching the panel"):
-                await make(campaign(client, **inventory))
+            # The bar covers this only, so that errors are printed after it has disappeared.
+            with show.progress_bar(total_known=True) as bar:
+                task = bar.add_task("Matching the panel", total=None)
+                await make(
+                    campaign(client, **inventory),
+                    on_members=lambda members, total: bar.update(task, completed=members, total=total),
+                )
 
         if self.options.inventory is None:
             self.service.call(made, key=self._key())

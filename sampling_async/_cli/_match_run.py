@@ -271,8 +271,9 @@ class Followed:
     def __init__(self, source: PanelFile) -> None:
         self._batches = source.batches
         self.members = 0
-        self.progress = show.progress_bar(total_known=source.members is not None, lines=True)
-        self._task = self.progress.add_task("Matching", total=source.members)
+        total = source.members()
+        self.progress = show.progress_bar(total_known=total is not None, lines=True)
+        self._task = self.progress.add_task("Matching", total=total)
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sampling_async import InviteOutcome, Quotas, Survey
     from sampling_async._protocol.lessons import Lesson, Rule
     from sampling_async.campaign._files import InviteFormat
-    from sampling_async.campaign._planning import Cost, Panel
+    from sampling_async.campaign._planning import Cost, OnMembers, Panel
     from sampling_async.campaign._summary import Summary
     from sampling_async.matching import MatchPolicy, QuestionKinds
     from sampling_async.notifications import OutcomeLedger
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DAY = 86_400.0
+
+
+def _ignore(_members: int, _total: int | None) -> None:
+    """Show nothing."""
 
 
 class Campaign:
@@ -132,10 +136,15 @@ class Campaign:
 
     # --- The plan
 
-    async def plan(self) -> Plan:
+    async def plan(self, *, on_members: OnMembers = _ignore) -> Plan:
         """Return the plan in the ledger; make it if there is none. Nothing is sent, except to read quotas.
 
         The whole panel is checked: columns, answers, and that each member code occurs once.
+
+        Args:
+            on_members: For a display: called in a thread with how many members were read, and how many there
+                are to read, or None if that is not known. The panel is read twice, unless `Allocate` has
+                prices.
 
         Raises:
             InvalidRequestError: The panel cannot be used; the text names the row or column. Or the ledger has
@@ -147,9 +156,9 @@ class Campaign:
             found = await self._reading(plan_of)
             if found is not None:
                 return found
-        return await self._planning(await self._planner(), None)
+        return await self._planning(await self._planner(on_members), None)
 
-    async def top_up(self, *, open_seconds: float = _DAY) -> Plan:
+    async def top_up(self, *, open_seconds: float = _DAY, on_members: OnMembers = _ignore) -> Plan:
         """Plan again for the completes that are still missing, in the same ledger, and return the plan.
 
         The inventory and the panel are read again. No member gets a quota of a survey that was requested for it
@@ -161,6 +170,7 @@ class Campaign:
 
         Args:
             open_seconds: How long an invite counts as one that may still end in a complete.
+            on_members: As for `plan`.
 
         Raises:
             InvalidRequestError: As for `plan`.
@@ -170,9 +180,9 @@ class Campaign:
         number_above_0(open_seconds, "open_seconds", "seconds")
         if await self._reading(plan_of) is None:
             raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet: call plan() first")
-        return await self._planning(await self._planner(), open_seconds)
+        return await self._planning(await self._planner(on_members), open_seconds)
 
-    async def _planner(self) -> Planner:
+    async def _planner(self, on_members: OnMembers = _ignore) -> Planner:
         if self._panel is None:
             raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet, and a plan needs a panel")
         inventory = self._inventory
@@ -198,6 +208,7 @@ class Campaign:
             cost=self._cost,
             columns=self._columns,
             workers=self._workers,
+            on_members=on_members,
         )
 
     def _require_client(self) -> SamplingClient:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | float"
 """What an invite costs you: one number, by quota ID, or a function of the `Survey` and the `Quota`."""
 
+OnMembers: TypeAlias = "Callable[[int, int | None], object]"
+"""Called, in a thread, with how many members were read, and how many there are to read; None if not known."""
+
 Panel: TypeAlias = "str | os.PathLike[str] | Callable[[], Any] | Any"
 """A file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data frame, or a function that
 opens an Arrow stream anew each time it is called."""
@@ -101,6 +104,7 @@ class Planner:
     cost: Cost
     columns: Mapping[str, str]  # what each named column of the panel stands for
     workers: int
+    on_members: OnMembers
 
     def plan(
         self,
@@ -125,9 +129,15 @@ class Planner:
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
         source = _source_of(self.panel, matcher, self.columns, weight)
 
+        passes, members = (2 if allocate.prices is None else 1), 0
+        total = None if source.members is None else passes * source.members
+
         def batches() -> Iterator[Any]:
-            read = wanted.each(source.opened())
-            return read if less is None else map(less, read)
+            nonlocal members
+            for batch in wanted.each(source.opened()):
+                yield batch if less is None else less(batch)
+                members += len(batch)
+                self.on_members(members, total)
 
         with _naming(source):
             priced = matcher
@@ -299,6 +309,7 @@ class _ReopenablePanel:
     columns: tuple[str, ...]
     opened: Callable[[], Iterator[Any]]  # returns its batches, from the first one on
     name: str  # what to call it in messages
+    members: int | None = None  # None if that is not known before it is read
 
 
 def _source_of(
@@ -310,7 +321,8 @@ def _source_of(
         names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}
         opened = partial(files.opened, text, names, renamed, matcher.text_columns)
         name = "the query" if files.is_query(text) else text
-        source = _ReopenablePanel(opened().columns, lambda: opened().batches, name)
+        found = opened()
+        source = _ReopenablePanel(found.columns, lambda: opened().batches, name, found.members())
     else:
         given = panel if callable(panel) else lambda: panel
         if not callable(panel) and (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -87,6 +88,7 @@ def _joined(batches: list[Any]) -> Any:
 _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
 _TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
 _LINES_BYTES: Final = 2**24
+_COUNTED_BYTES: Final = 2**20
 _READ_BYTES: Final = 2**16
 _ROWS: Final = 2**15
 _NAMED: Final = 12
@@ -102,13 +104,13 @@ class BadLineError(ValueError):
 class PanelFile:
     """A panel that is ready to be read, in record batches of the wanted columns.
 
-    `columns` names all columns of the panel. Both have the wanted names. `members` is their number, or None if
-    that is not known before reading.
+    `columns` names all columns of the panel. Both have the wanted names. `members` counts them for a display:
+    those of a text file by its lines. None if that is not known before reading.
     """
 
     batches: Iterator[Any]
     columns: tuple[str, ...]
-    members: int | None
+    members: Callable[[], int | None]
 
 
 def is_query(panel: str) -> bool:
@@ -189,7 +191,8 @@ def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) 
     _check_names(path, names, renamed)
     kept = [name for name in names if renamed.get(name, name) in wanted]
     batches = (_renamed(each, renamed) for each in file.iter_batches(batch_size=_ROWS, columns=kept))
-    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), file.metadata.num_rows)
+    there, read = _renamed_names(names, renamed), _with_read_errors(batches, path)
+    return PanelFile(read, there, lambda: file.metadata.num_rows)
 
 
 def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
@@ -215,7 +218,14 @@ def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> P
     )
     reader = csv.open_csv(path, parse_options=lines, convert_options=options)
     batches = (_renamed(each, renamed) for each in reader)
-    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), None)
+    members = partial(_lines_in, path, 1)  # without the names of the columns
+    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), members)
+
+
+def _lines_in(path: Path, others: int = 0) -> int:
+    with path.open("rb") as file:
+        count = sum(block.count(b"\n") for block in iter(partial(file.read, _COUNTED_BYTES), b""))
+    return max(0, count - others)
 
 
 def _of_lines(
@@ -233,7 +243,8 @@ def _of_lines(
     # In a long file, keys of `--column` may occur only after the first block, so they are taken as present.
     there = _renamed_names(keys if is_all else {**keys, **renamed}, renamed)
     batches = (batch for table in chain([first], tables) for batch in pa.table(table).to_batches())
-    return PanelFile(_with_read_errors(_checked(batches, path, keys, renamed), path), there, None)
+    read = _with_read_errors(_checked(batches, path, keys, renamed), path)
+    return PanelFile(read, there, partial(_lines_in, path))
 
 
 def _checked(
@@ -362,7 +373,7 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     _check_names("the query", names, renamed)
     kept = [at for at, name in enumerate(names) if renamed.get(name, name) in wanted]
     batches = (_renamed(each.select(kept), renamed) for each in reader)
-    return PanelFile(_with_read_errors(batches, "the query"), _renamed_names(names, renamed), None)
+    return PanelFile(_with_read_errors(batches, "the query"), _renamed_names(names, renamed), lambda: None)
 
 
 def _must_only_read(query: str, statements: Sequence[Any], select: Any) -> None:
