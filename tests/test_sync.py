@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from contextvars import ContextVar
 
 import anyio
 import httpx
 import pytest
+from anyio.from_thread import BlockingPortal
 from doubles import KEY, PANEL
 
 import sampling_async
@@ -503,6 +505,71 @@ def test_a_fan_out_goes_on_after_a_ctrl_c_that_was_caught(sim, after):
                 pass
     assert len({*pairs(seen)}) >= 3 * len(requests) - 1  # the one that was being appended
     assert len(seen) == len({*pairs(seen)})
+
+
+def test_ctrl_c_as_a_call_begins_leaves_nothing_that_closing_would_wait_for(sim, monkeypatch):
+    client, start = client_of(sim), BlockingPortal.start_task_soon
+
+    def interrupted(portal, *given, **options):
+        monkeypatch.setattr(BlockingPortal, "start_task_soon", start)
+        raise KeyboardInterrupt
+
+    client.get_settings()
+    monkeypatch.setattr(BlockingPortal, "start_task_soon", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.get_settings()
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_ctrl_c_at_any_line_loses_nothing_and_leaves_no_thread(kind):
+    """As a signal handler does, a trace function raises in this thread, at one line after the other."""
+    line, step = 1, 13
+    while interrupted_at(line, kind):
+        line += step
+    assert line > 10 * step
+
+
+def interrupted_at(line, kind):
+    sim, count, seen, read, outcomes = Simulator(seed=3, surveys=5, members=6), 0, [], [], None
+    requests = requests_of(sim, each=3)
+
+    def trace(frame, event, _):
+        nonlocal count
+        if not re.search(r"sampling_async/(sync/|_bulk/stream)", frame.f_code.co_filename):
+            return None
+        count += 1
+        if count == line:
+            raise KeyboardInterrupt
+        return trace
+
+    def reading():
+        for request in requests:
+            read.append(request)
+            yield request
+
+    client, before = client_of(sim), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with suppress(KeyboardInterrupt), client:
+            outcomes = client.fan_out(reading() if kind is iter else requests)
+            with outcomes:
+                seen.extend(outcomes)
+    finally:
+        sys.settrace(before)
+    client.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "sampling_async.sync"]
+    if outcomes is not None and seen:  # it was entered
+        found = {*pairs(seen), *pairs(outcomes.left_over)}
+        assert len(found) == len(seen) + len(outcomes.left_over)
+        expected = {(each.member_code, quota_id) for each in read for quota_id in each.quota_ids}
+        assert len(expected - found) <= 1  # the one that was being returned
+        made = {(each.member_code, each.quota_id) for each in sim.ledger.invites}
+        known = [each for each in (*seen, *outcomes.left_over) if each.status in {"invited", "unknown"}]
+        assert len(made - {*pairs(known)}) <= 1
+    return count >= line
 
 
 # --- The end
