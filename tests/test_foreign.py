@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -99,6 +100,18 @@ async def test_a_mock_gets_requests_of_its_own_library(library):
     assert request.headers["API_AUTH_KEY"] == doubles.KEY
     assert request.headers["content-length"] == str(len(request.content))
     assert set(request.extensions["timeout"]) == {"connect", "write", "read", "pool"}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+async def test_the_traceback_of_a_mock_that_fails_a_test_shows_no_key(library):
+    def fail(_):
+        raise AssertionError
+
+    async with client_of(library.MockTransport(fail)) as client:
+        with pytest.raises(AssertionError) as caught:
+            await client.get_settings()
+    shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    assert doubles.KEY not in "".join(shown.format())
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
