@@ -170,6 +170,17 @@ async def test_a_body_that_breaks_off_is_a_failure(library):
                 await client.get_settings()
 
 
+async def test_a_refusal_whose_body_raises_anything_else_is_a_failure_too():
+    class Wrong(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            yield b"{"
+            raise LookupError
+
+    async with client_of(httpx.MockTransport(lambda _: httpx.Response(400, stream=Wrong()))) as client:
+        with pytest.raises(TransportError, match="LookupError"):
+            await client.get_settings()
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 async def test_a_real_socket_of_the_library_carries_requests_and_writes_no_log(library, caplog):
     caplog.set_level(logging.DEBUG)

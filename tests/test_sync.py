@@ -321,6 +321,19 @@ def test_an_exception_of_an_iterator_comes_after_the_outcomes_before_it(sim, cli
     assert sorted([*seen, *(each.quota_id for each in outcomes.left_over)]) == sorted(quota_ids_of(sim, 7))
 
 
+def test_what_follows_an_invalid_item_of_the_input_is_not_sent(sim, client):
+    first, second = requests_of(sim)[:2]
+    with client.fan_out(iter([first, "invalid", second, None])) as outcomes:
+        with pytest.raises(InvalidRequestError, match="fan_out takes requests"):
+            list(outcomes)
+    statuses = {each.status for each in outcomes.left_over if each.member_code == second.member_code}
+    assert statuses <= {"not_sent"}
+    with client.stream_bulk_invite("m", iter([*quota_ids_of(sim, 3), -1, 5, "x"]), chunk_size=2) as outcomes:
+        with pytest.raises(InvalidRequestError, match="quota ID"):
+            list(outcomes)
+    assert {each.status for each in outcomes.left_over} <= {"not_sent"}
+
+
 @pytest.mark.parametrize("kind", [list, iter])
 def test_a_fan_out_that_is_left_early_accounts_for_all_that_was_read(sim, client, kind):
     read = []
