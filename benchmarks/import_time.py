@@ -16,6 +16,7 @@ SUBJECTS = {
     "libraries": "import httpx, cattrs, anyio",
     "package": "import sampling_async",
     "client": "from sampling_async import SamplingClient",
+    "blocking": "from sampling_async.sync import SamplingClient",
     "matching": "from sampling_async.matching import QuotaIndex",
 }
 
@@ -47,7 +48,7 @@ def main() -> None:
     for name, statement in SUBJECTS.items():
         spread = f"{min(times[name]):.0f} to {max(times[name]):.0f}"
         print(f"{statement:46} {medians[name]:6.1f} ms CPU (median of {runs}; {spread})")
-    for name in ("package", "client", "matching"):
+    for name in ("package", "client", "blocking", "matching"):
         print(f"{name} by the libraries: {medians[name] / medians['libraries']:.2f}")
 
 

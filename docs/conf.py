@@ -31,7 +31,7 @@ nitpick_ignore_regex = [
     # Other projects, whose pages are not asked for: the documentation is built without a network.
     ("py:class", r"(array|asyncio|collections|datetime|decimal|enum|httpx|os)\b.*"),
     ("py:class", r"(pathlib|random|sqlite3|ssl|typing|uuid)\b.*"),
-    ("py:class", r"(Abstract(Async)?ContextManager|ASGIApp|Callable\[\[\]|Path|Random|UUID)"),
+    ("py:class", r"(Abstract(Async)?ContextManager|ASGIApp|Callable\[\[\]|deque|Path|Random|UUID)"),
     ("py:class", r"(MeterProvider|TracerProvider)"),
     # Types of arguments that are private names for a few plain types; the text beside them says which values.
     (
@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"(AnyIterable|AnyStore|IndexSource|MemberOptions|Recorder|SubQuotaRule|TruncatedPostal|Unpack)",
+        r"(AnyIterable|AnyStore|IndexSource|MemberOptions|Recorder|SubQuotaRule|Transport|TruncatedPostal|Unpack)",
     ),
     ("py:class", r"sampling_async\..*_\w+\.(\w+\.)?(H|N_co|T|IndexSource|MemberOptions|Outcome|Recorder)"),
     ("py:class", "'.*'"),  # values of a Literal
@@ -49,7 +49,10 @@ default_role = "py:obj"
 
 # --- Markdown ---
 myst_heading_anchors = 4  # [text](page.md#heading), as on the pages of a repository host
-suppress_warnings = ["myst.strikethrough"]  # Markdown twins know none, and none is used
+suppress_warnings = [
+    "myst.strikethrough",  # Markdown twins know none, and none is used
+    "ref.python",  # names that `sampling_async.sync` has too; without a module, the async ones are meant
+]
 
 # --- Reference ---
 autodoc_member_order = "bysource"

@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -102,6 +103,18 @@ async def test_a_mock_gets_requests_of_its_own_library(library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+async def test_the_traceback_of_a_mock_that_fails_a_test_shows_no_key(library):
+    def fail(_):
+        raise AssertionError
+
+    async with client_of(library.MockTransport(fail)) as client:
+        with pytest.raises(AssertionError) as caught:
+            await client.get_settings()
+    shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    assert doubles.KEY not in "".join(shown.format())
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 async def test_an_asgi_application_is_served(library):
     simulator = Simulator(seed=3, surveys=5, members=5)
     transport = library.ASGITransport(simulator.app)
@@ -155,6 +168,17 @@ async def test_a_body_that_breaks_off_is_a_failure(library):
         async with client_of(library.MockTransport(lambda _, response=response: response)) as client:
             with pytest.raises(TransportError if status == OK else ServerError):
                 await client.get_settings()
+
+
+async def test_a_refusal_whose_body_raises_anything_else_is_a_failure_too():
+    class Wrong(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            yield b"{"
+            raise LookupError
+
+    async with client_of(httpx.MockTransport(lambda _: httpx.Response(400, stream=Wrong()))) as client:
+        with pytest.raises(TransportError, match="LookupError"):
+            await client.get_settings()
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from contextvars import ContextVar
 
 import anyio
 import httpx
 import pytest
+from anyio.from_thread import BlockingPortal
 from doubles import KEY, PANEL
 
 import sampling_async
@@ -134,7 +136,7 @@ def test_only_who_wants_it_loads_it():
     code = """
 import sys, sampling_async
 sampling_async.SamplingClient
-print(sorted(name for name in sys.modules if name.startswith(("sampling_async.sync", "anyio.from_thread"))))
+print(sorted(name for name in sys.modules if name.startswith("sampling_async.sync")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -317,6 +319,19 @@ def test_an_exception_of_an_iterator_comes_after_the_outcomes_before_it(sim, cli
         with pytest.raises(ZeroDivisionError, match="of the input"):
             seen.extend(outcome.quota_id for outcome in outcomes)
     assert sorted([*seen, *(each.quota_id for each in outcomes.left_over)]) == sorted(quota_ids_of(sim, 7))
+
+
+def test_what_follows_an_invalid_item_of_the_input_is_not_sent(sim, client):
+    first, second = requests_of(sim)[:2]
+    with client.fan_out(iter([first, "invalid", second, None])) as outcomes:
+        with pytest.raises(InvalidRequestError, match="fan_out takes requests"):
+            list(outcomes)
+    statuses = {each.status for each in outcomes.left_over if each.member_code == second.member_code}
+    assert statuses <= {"not_sent"}
+    with client.stream_bulk_invite("m", iter([*quota_ids_of(sim, 3), -1, 5, "x"]), chunk_size=2) as outcomes:
+        with pytest.raises(InvalidRequestError, match="quota ID"):
+            list(outcomes)
+    assert {each.status for each in outcomes.left_over} <= {"not_sent"}
 
 
 @pytest.mark.parametrize("kind", [list, iter])
@@ -503,6 +518,71 @@ def test_a_fan_out_goes_on_after_a_ctrl_c_that_was_caught(sim, after):
                 pass
     assert len({*pairs(seen)}) >= 3 * len(requests) - 1  # the one that was being appended
     assert len(seen) == len({*pairs(seen)})
+
+
+def test_ctrl_c_as_a_call_begins_leaves_nothing_that_closing_would_wait_for(sim, monkeypatch):
+    client, start = client_of(sim), BlockingPortal.start_task_soon
+
+    def interrupted(portal, *given, **options):
+        monkeypatch.setattr(BlockingPortal, "start_task_soon", start)
+        raise KeyboardInterrupt
+
+    client.get_settings()
+    monkeypatch.setattr(BlockingPortal, "start_task_soon", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.get_settings()
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_ctrl_c_at_any_line_loses_nothing_and_leaves_no_thread(kind):
+    """As a signal handler does, a trace function raises in this thread, at one line after the other."""
+    line, step = 1, 13
+    while interrupted_at(line, kind):
+        line += step
+    assert line > 10 * step
+
+
+def interrupted_at(line, kind):
+    sim, count, seen, read, outcomes = Simulator(seed=3, surveys=5, members=6), 0, [], [], None
+    requests = requests_of(sim, each=3)
+
+    def trace(frame, event, _):
+        nonlocal count
+        if not re.search(r"sampling_async/(sync/|_bulk/stream)", frame.f_code.co_filename):
+            return None
+        count += 1
+        if count == line:
+            raise KeyboardInterrupt
+        return trace
+
+    def reading():
+        for request in requests:
+            read.append(request)
+            yield request
+
+    client, before = client_of(sim), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with suppress(KeyboardInterrupt), client:
+            outcomes = client.fan_out(reading() if kind is iter else requests)
+            with outcomes:
+                seen.extend(outcomes)
+    finally:
+        sys.settrace(before)
+    client.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "sampling_async.sync"]
+    if outcomes is not None and seen:  # it was entered
+        found = {*pairs(seen), *pairs(outcomes.left_over)}
+        assert len(found) == len(seen) + len(outcomes.left_over)
+        expected = {(each.member_code, quota_id) for each in read for quota_id in each.quota_ids}
+        assert len(expected - found) <= 1  # the one that was being returned
+        made = {(each.member_code, each.quota_id) for each in sim.ledger.invites}
+        known = [each for each in (*seen, *outcomes.left_over) if each.status in {"invited", "unknown"}]
+        assert len(made - {*pairs(known)}) <= 1
+    return count >= line
 
 
 # --- The end

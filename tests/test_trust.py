@@ -144,6 +144,14 @@ def test_authorities_that_are_in_no_variable_are_those_of_certifi(monkeypatch):
         default_context()
 
 
+def test_a_folder_of_authorities_is_used_alone(monkeypatch, tmp_path):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    context = default_context()
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert not context.get_ca_certs()
+
+
 def test_a_context_keeps_its_other_options():
     context = ssl.create_default_context()
     ignores_cuts = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)

@@ -111,7 +111,7 @@ class ForeignTransport:
             stream=_stream_of(self._httpx)(request.body),
             extensions=request.extensions,
         )
-        del headers
+        del headers, private  # the traceback of a mock that fails a test shows the variables of this frame
         with _Unwatched():
             # Through this method, because respx patches it. Not through `send`: monitoring agents patch that,
             # and report addresses, which contain member codes.

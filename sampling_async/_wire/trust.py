@@ -102,11 +102,11 @@ def default_context() -> ssl.SSLContext:
 def _trusting_by_default(variable: str, path: str) -> ssl.SSLContext:
     if variable == "SSL_CERT_DIR":
         return ssl.create_default_context(capath=path)
-    if variable:
-        return ssl.create_default_context(cafile=path)
-    import certifi  # noqa: PLC0415  few processes use both this and contexts of their own
+    if not variable:
+        import certifi  # noqa: PLC0415  whoever names the authorities does not need it
 
-    return ssl.create_default_context(cafile=certifi.where())
+        path = certifi.where()
+    return ssl.create_default_context(cafile=path)
 
 
 def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:

@@ -225,7 +225,7 @@ def _parts_of(client: SamplingClient) -> tuple[AsyncClient, LoopThread]:
 class SamplingClient:
     """A client of one External Sampling Service for one partner panel, for programs without asyncio.
 
-    Each call waits for its result. This is the async client of the same name, with its arguments, and with an
+    Each call waits for its result. This is `sampling_async.SamplingClient`, with its arguments, and with an
     event loop in a background thread, which starts with the first call. Use it as
     `with SamplingClient(...) as client`, or call `close()` at the end.
 
@@ -233,8 +233,6 @@ class SamplingClient:
     that raises, cancels the call that waits. Hooks (`on_attempt`, `on_outcome`) and a `transport` run in the
     background thread, and cannot call the client. After a fork, only the parent can use a client that was in
     use before.
-
-    Args: Those of `sampling_async.SamplingClient`.
 
     Raises:
         InvalidRequestError: An argument is invalid. The message never repeats keys and addresses.

@@ -45,7 +45,8 @@ class LoopThread:
         self.open: dict[object, _Close] = {}
         self._owner = owner
         self._aclose = aclose
-        self._lock = threading.Lock()
+        # Reentrant: if a signal handler raises as it is released, the same thread can go on.
+        self._lock = threading.RLock()
         self._loop: _Loop | None = None
         self._is_closed = False
 
@@ -80,21 +81,23 @@ class LoopThread:
         with self._lock:
             if self._is_closed:
                 raise ClientClosedError(_CLOSED, delivery="not_sent")
-            if self._loop is None:
-                self._start()
-            assert self._loop is not None
-            self._loop.require_usable()
+            loop = self._started()
+            loop.require_usable()
             # First this: whatever a signal handler interrupts from here on, the call is forgotten in the end.
-            call.loop = self._loop
-            call.loop.calls.add(call)
-        call.loop.ready.result()
-        return call.loop.portal
+            call.loop = loop
+            loop.calls.add(call)
+        loop.ready.result()
+        return loop.portal
 
-    def _start(self) -> None:
-        self._loop = _Loop(self._aclose, self.open)
-        weakref.finalize(self, _drop, self._loop, self._owner).atexit = False
-        _started.add(self)
-        self._loop.thread.start()
+    def _started(self) -> _Loop:
+        if self._loop is None:
+            self._loop = _Loop(self._aclose, self.open)
+        # A signal handler may have raised between these lines, so each call looks whether all was done.
+        if self._loop.thread.ident is None:
+            weakref.finalize(self, _drop, self._loop, self._owner).atexit = False
+            _clients.add(self)
+            self._loop.thread.start()
+        return self._loop
 
     @property
     def is_running(self) -> bool:
@@ -105,13 +108,11 @@ class LoopThread:
     def close(self) -> None:
         """End all calls and the event loop, and wait for that. It may be called more than once."""
         with self._lock:
-            if self._loop is None and not self._is_closed:
-                self._start()
+            loop = self._started()
+            if not loop.is_of_a_parent:
+                loop.require_usable()
             self._is_closed = True
-            loop = self._loop
-        assert loop is not None
         if not loop.is_of_a_parent:
-            loop.require_usable()
             loop.end()
             loop.ended.result()
 
@@ -228,12 +229,12 @@ class _BlockingCall(Generic[T]):
             self._scope.cancel()
 
 
-_started: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
+_clients: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    for each in tuple(_started):
+    for each in tuple(_clients):
         with suppress(BaseException):  # of the loop's end; the program ends anyway
             each.close()
 
