@@ -89,6 +89,8 @@ class Stuck(httpx.AsyncBaseTransport):
             self.then()
             await anyio.sleep_forever()
         except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.01)  # whoever does not wait for the end is here sooner
             self.cancelled.set()
             raise
 
@@ -762,6 +764,17 @@ with client:
     print(len(client.get_settings()) > 3)
 """
     assert run(program) == ["True", "True"]
+
+
+def test_an_event_loop_that_cannot_be_started_is_an_error_of_the_call(sim, monkeypatch):
+    def run(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    client = client_of(sim)
+    monkeypatch.setattr(anyio, "run", run)
+    for call in (client.get_settings, client.get_settings, client.close):
+        with pytest.raises(OSError, match="Too many open files"):
+            call()
 
 
 def test_a_slow_close_of_one_thread_is_waited_for_by_the_other(sim):

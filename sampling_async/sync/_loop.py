@@ -87,6 +87,7 @@ class LoopThread:
             call.loop = loop
             loop.calls.add(call)
         loop.ready.result()
+        assert loop.portal is not None
         return loop.portal
 
     def _started(self) -> _Loop:
@@ -120,7 +121,7 @@ class LoopThread:
 class _Loop:
     """The event loop and its thread. It does not hold the client that uses it, which can be dropped."""
 
-    portal: BlockingPortal
+    portal: BlockingPortal | None = None
     _loop: asyncio.AbstractEventLoop
     _end: asyncio.Event
 
@@ -159,20 +160,20 @@ class _Loop:
     def _run(self) -> None:
         try:
             anyio.run(self._main, backend="asyncio")
-        except BaseException as exc:  # noqa: BLE001  raised by `close`
+        except BaseException as exc:  # noqa: BLE001  raised by `close`, and by calls if there is no loop at all
+            self.is_ending = True
+            if not self.ready.done():
+                self.ready.set_exception(exc)
             self.ended.set_exception(exc)
         else:
             self.ended.set_result(None)
-        finally:
-            self.is_ending = True
-            if not self.ready.done():
-                self.ready.set_result(None)
 
     async def _main(self) -> None:
         import asyncio  # noqa: PLC0415  it is loaded in this thread, while the one that waits does nothing
 
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        async with BlockingPortal() as self.portal:
+        async with BlockingPortal() as portal:
+            self.portal = portal
             self.ready.set_result(None)
             try:
                 await self._end.wait()
@@ -181,15 +182,16 @@ class _Loop:
                     await close()
             finally:
                 self.is_ending = True
-                await self.portal.stop(cancel_remaining=True)
+                await portal.stop(cancel_remaining=True)
                 with anyio.move_on_after(_ENDING_SECONDS, shield=True):
                     # A thread may be about to start a call. It must find out that this has ended.
-                    while self.calls:  # noqa: ASYNC110  those threads have no event to set
+                    while any(not call.over.is_set() for call in tuple(self.calls)):  # noqa: ASYNC110  those threads have no event to set
                         await anyio.sleep(_TICK)
 
     def end(self) -> None:
         """Begin to end it, from any thread and at any moment, also from the garbage collector."""
-        self.ready.result()
+        if self.ready.exception() is not None:
+            return
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._end.set)
 
@@ -201,7 +203,7 @@ class _BlockingCall(Generic[T]):
         self.loop: _Loop | None = None
         self.has_begun = False
         self._function = function
-        self._over = threading.Event()
+        self.over = threading.Event()
         self._scope: anyio.CancelScope | None = None
 
     async def run(self) -> T:
@@ -211,20 +213,20 @@ class _BlockingCall(Generic[T]):
                 return await self._function()
             raise RuntimeError("cancelled")  # nobody waits for it
         finally:
-            self._over.set()
+            self.over.set()
 
     def cancel(self) -> None:
         """Cancel the call and wait for its end."""
-        assert self.loop is not None
-        if self.loop.ready.done() and not self._over.is_set():
+        portal = None if self.loop is None else self.loop.portal
+        if portal is not None and not self.over.is_set():
             with suppress(RuntimeError):  # the loop has ended, and this call with it
-                self.loop.portal.start_task_soon(self._cancel)
-                self._over.wait()
+                portal.start_task_soon(self._cancel)
+                self.over.wait()
 
     def _cancel(self) -> None:
         # Calls begin in the order in which they are started, so one that has not begun by now never will.
         if self._scope is None:
-            self._over.set()
+            self.over.set()
         else:
             self._scope.cancel()
 
