@@ -31,14 +31,14 @@ SLOW = [*PROCESSED, wait(0.0001), answer()]
 IDS = range(1, 31)
 
 
-def _handing_over() -> str:
-    """Return the place of the one line that has counted an outcome but not returned it yet."""
-    lines, first = inspect.getsourcelines(OutcomeStream.__anext__)
+def _handing_over(method) -> str:
+    """Return the place of the one line of a method that has a counted outcome but has not returned it yet."""
+    lines, first = inspect.getsourcelines(method)
     (at,) = [number for number, line in enumerate(lines, first) if line.strip() == "return outcome"]
-    return f"{Path(inspect.getfile(OutcomeStream)).name}:{at} in __anext__"
+    return f"{Path(inspect.getfile(OutcomeStream)).name}:{at} in {method.__name__}"
 
 
-HANDING_OVER = _handing_over()
+HANDING_OVER = {_handing_over(OutcomeStream.__anext__), _handing_over(OutcomeStream.next_now)}
 
 
 class Taken:
@@ -157,7 +157,7 @@ def struck(server: FaultServer, raising: Raising, *, journal: Path | None = None
     raising.exception.__context__ = raising.exception.__traceback__ = None
     # An outcome is counted and then returned. CPython runs no signal handler in between, but it calls the trace
     # function by which this sweep raises.
-    account(taken, seen, in_the_hand=raising.struck == HANDING_OVER)
+    account(taken, seen, in_the_hand=raising.struck in HANDING_OVER)
     settle(server)
     assert server.ledger.lies(seen) == [], raising.struck
     assert max(server.ledger.invites.values(), default=0) <= 1, raising.struck
