@@ -49,12 +49,15 @@ FAST = [
     f"tests/test_{name}.py"
     for name in (
         "bulk_reply",
+        "campaign_ends",
         "campaign_report",
         "cli",
+        "cli_output",
         "client",
         "codec",
         "engine",
         "fast",
+        "frames",
         "gate",
         "http1",
         "jobs",
@@ -68,10 +71,12 @@ FAST = [
         "panel_outputs",
         "panel_agreement",
         "profiles",
+        "pydantic",
         "session",
         "simulator",
         "stream",
         "structs",
+        "sync",
         "telemetry",
     )
 ]
