@@ -87,7 +87,7 @@ def install(session: nox.Session, *groups: str, constrained_by: str = "") -> Non
     needed = nox.project.dependency_groups(PYPROJECT, *groups)
     if constrained_by:
         # httpx2 takes no anyio and idna as old as ours.
-        needed = [each for each in needed if Requirement(each).name != "httpx2"]
+        needed = tuple(each for each in needed if Requirement(each).name != "httpx2")
     constraints = ("-c", constrained_by) if constrained_by else ()
     session.install("-e", ".[all]", *needed, *constraints)
 
