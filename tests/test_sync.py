@@ -14,6 +14,7 @@ import time
 import traceback
 from contextlib import suppress
 from contextvars import ContextVar
+from pathlib import Path
 
 import anyio
 import httpx
