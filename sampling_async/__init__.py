@@ -135,19 +135,7 @@ __all__ = [
     "to_json",
 ]
 
-describe_to_pydantic(
-    Invite,
-    Layer,
-    Price,
-    QuestionAndAnswers,
-    Quota,
-    Quotas,
-    RecontactMembers,
-    Setting,
-    SubQuota,
-    Survey,
-    SurveyWaveExclusion,
-)
+describe_to_pydantic()
 del describe_to_pydantic
 
 # Names that `__getattr__` loads, each with its module.

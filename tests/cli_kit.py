@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +17,15 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sampling_async import _cli
+from sampling_async import _cli, to_json
 from sampling_async._cli import _campaign_run, _campaign_view, _connection, _rendering, _sources
 from sampling_async._cli._commands import app_for
 from sampling_async._cli._simulation import write_panel
+from sampling_async.simulator import Simulator
 
 if TYPE_CHECKING:
     import io
+    from collections.abc import Generator
 
 DESCRIPTION = _cli.__doc__ or ""
 app = app_for()
@@ -35,6 +38,18 @@ def point_at(monkeypatch, simulator, base_url: str) -> None:
     """Let commands use a simulator that is being served."""
     for name, value in zip(KEY_NAMES, (base_url, simulator.panel_guid, simulator.api_key), strict=True):
         monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def served_panel(folder: Path, monkeypatch, *, members: int = 24, **options) -> Generator[Simulator]:
+    """Serve a simulator whose panel and inventory are files in a folder, which is the current one."""
+    monkeypatch.chdir(folder)
+    simulator = Simulator(seed=4, surveys=20, members=members, **options)
+    panel_file(simulator, Path("panel.jsonl"))
+    Path("quotas.json").write_bytes(to_json(simulator.inventory))
+    with simulator.serve() as base_url:
+        point_at(monkeypatch, simulator, base_url)
+        yield simulator
 
 
 def on_terminal(monkeypatch, stderr: io.StringIO | None = None) -> None:

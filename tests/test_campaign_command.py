@@ -25,36 +25,23 @@ from cli_kit import (
     at_keyboard,
     lines,
     on_terminal,
-    panel_file,
-    point_at,
     program,
     reader_gone,
     run,
+    served_panel,
     wait_after_signal,
 )
 
-from sampling_async import to_json
 from sampling_async.campaign import Campaign
 from sampling_async.notifications import OutcomeLedger
-from sampling_async.simulator import Fault, Latency, Simulator
+from sampling_async.simulator import Fault, Latency
 
 MEMBERS = 24
 
 
-def files_of(simulator: Simulator) -> None:
-    """Write the panel and the inventory of a simulator to the current folder."""
-    panel_file(simulator, Path("panel.jsonl"))
-    Path("quotas.json").write_bytes(to_json(simulator.inventory))
-
-
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    """Serve a simulator whose panel is a file in the current folder."""
-    monkeypatch.chdir(tmp_path)
-    simulator = Simulator(seed=4, surveys=20, members=MEMBERS)
-    files_of(simulator)
-    with simulator.serve() as base_url:
-        point_at(monkeypatch, simulator, base_url)
+    with served_panel(tmp_path, monkeypatch) as simulator:
         yield simulator
 
 
@@ -524,11 +511,7 @@ def test_a_reader_that_goes_away_does_not_end_a_campaign(service, monkeypatch):
 
 @pytest.fixture
 def slow_service(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    simulator = Simulator(seed=4, surveys=20, members=60, latency=Latency(a=0.3))
-    files_of(simulator)
-    with simulator.serve() as base_url:
-        point_at(monkeypatch, simulator, base_url)
+    with served_panel(tmp_path, monkeypatch, members=60, latency=Latency(a=0.3)) as simulator:
         yield simulator
 
 

@@ -8,23 +8,17 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_kit import commands, panel_file, point_at, program, run
+from cli_kit import commands, program, run, served_panel
 
-from sampling_async import to_json
 from sampling_async._cli._help import PAGES
-from sampling_async.simulator import Fault, Simulator
+from sampling_async.simulator import Fault
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 @pytest.fixture
 def sim(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    simulator = Simulator(seed=4, surveys=20, members=24)
-    panel_file(simulator, Path("panel.jsonl"))
-    Path("quotas.json").write_bytes(to_json(simulator.inventory))
-    with simulator.serve() as base_url:
-        point_at(monkeypatch, simulator, base_url)
+    with served_panel(tmp_path, monkeypatch) as simulator:
         yield simulator
 
 

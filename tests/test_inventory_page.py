@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from cli_kit import panel_file, point_at, run
+from cli_kit import run, served_panel
 
-from sampling_async import to_json
 from sampling_async.campaign._inventory_page import inventory_page
-from sampling_async.simulator import Simulator, generate_inventory
+from sampling_async.simulator import generate_inventory
 
 INVENTORY = generate_inventory(3, surveys=40)
 SURVEYS = INVENTORY.surveys
@@ -79,12 +78,7 @@ def test_odd_inventories_are_no_error():
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    simulator = Simulator(seed=4, surveys=20, members=24)
-    panel_file(simulator, Path("panel.jsonl"))
-    Path("quotas.json").write_bytes(to_json(simulator.inventory))
-    with simulator.serve() as base_url:
-        point_at(monkeypatch, simulator, base_url)
+    with served_panel(tmp_path, monkeypatch) as simulator:
         yield simulator
 
 

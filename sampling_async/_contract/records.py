@@ -463,3 +463,19 @@ class Setting:
 def folded(name: str) -> str:
     """Return a setting's name in lower case and without blanks; case and blanks vary between services."""
     return "".join(name.split()).casefold()
+
+
+RECORDS: Final[tuple[type[Any], ...]] = (
+    Price,
+    QuestionAndAnswers,
+    SubQuota,
+    Layer,
+    Quota,
+    SurveyWaveExclusion,
+    Survey,
+    Quotas,
+    Invite,
+    RecontactMembers,
+    Setting,
+)
+"""The records that bodies have, inner ones before outer ones."""

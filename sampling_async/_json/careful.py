@@ -12,20 +12,7 @@ from cattrs.errors import AttributeValidationNote, ClassValidationError, Iterabl
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from sampling_async._contract.errors import DecodeError
-from sampling_async._contract.records import (
-    Invite,
-    Layer,
-    Price,
-    QuestionAndAnswers,
-    Quota,
-    Quotas,
-    RecontactMembers,
-    Setting,
-    SubQuota,
-    Survey,
-    SurveyWaveExclusion,
-    wire_name,
-)
+from sampling_async._contract.records import RECORDS, Invite, QuestionAndAnswers, Setting, wire_name
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._json.rules import (
     DRIFTED,
@@ -51,19 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_RECORDS: Final = (
-    Price,
-    QuestionAndAnswers,
-    SubQuota,
-    Layer,
-    Quota,
-    SurveyWaveExclusion,
-    Survey,
-    Quotas,
-    Invite,
-    RecontactMembers,
-    Setting,
-)
 _OMITTED_WHEN_NONE: Final = {"survey_name", "member_amount"}
 
 
@@ -100,9 +74,9 @@ def _converter() -> Converter:
         converter.register_structure_hook(scalar, _hook(rule))
     converter.register_unstructure_hook(datetime, written_date_time)
     # The order matters: a record's hook looks up the hooks of its fields when it is made. So scalars and tuples
-    # are first, and `_RECORDS` lists inner records before outer ones.
+    # are first, and `RECORDS` lists inner records before outer ones.
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
-    for record in _RECORDS:
+    for record in RECORDS:
         converter.register_structure_hook(record, _record_hook(record, converter))
         converter.register_unstructure_hook(record, _record_writer(record, converter))
     settings = converter.get_structure_hook(tuple[Setting, ...])

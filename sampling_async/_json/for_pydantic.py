@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from sampling_async._contract.errors import DecodeError
-from sampling_async._contract.records import wire_name
+from sampling_async._contract.records import RECORDS, wire_name
 from sampling_async._json.codec import structure, unstructure
 
 if TYPE_CHECKING:
     from attrs import AttrsInstance
 
 
-def describe_to_pydantic(*records: type[Any]) -> None:
-    """Let pydantic read and write these classes."""
-    for record in records:
+def describe_to_pydantic() -> None:
+    """Let pydantic read and write the records of the contract."""
+    for record in RECORDS:
         record.__get_pydantic_core_schema__ = classmethod(_core_schema)
 
 
