@@ -27,7 +27,7 @@ PAGES, GAP = (0, 1, -2), 10  # the last but one has charts over time
 PAGE_SCALE: Final = 60 / 72  # a page of 8.5 by 11 inches gets 510 by 660 pixels
 # A window cannot be as narrow as a phone, but a frame can.
 FRAME: Final = (
-    f'<body style="margin: 0"><iframe src="report.html" width="{PHONE}" height="{HEIGHT}" style="border: 0">'
+    f'<body style="margin: 0"><iframe src="{{}}" width="{PHONE}" height="{HEIGHT}" style="border: 0">'
 )
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 
@@ -70,19 +70,26 @@ def main(ledger: Path) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         asyncio.run(write_report(ledger, folder))
-        (folder / "phone.html").write_text(FRAME)
-        chromium(folder, "report.html", f"--screenshot={folder / 'desktop.png'}")
-        chromium(folder, "phone.html", f"--screenshot={folder / 'phone.png'}")
+        take(folder / "report.html", "report")
         chromium(folder, "report.html", f"--print-to-pdf={folder / 'report.pdf'}")
-        pictures = {
-            "desktop": smaller(folder / "desktop.png", DESKTOP),
-            "phone": smaller(folder / "phone.png", PHONE),
-            "print": print_of(folder / "report.pdf"),
-        }
-        for kind, picture in pictures.items():
-            # Coverage, so that colours of which there is little stay apart.
-            few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-            few.save(HERE / f"report-{kind}.png", optimize=True)
+        save(print_of(folder / "report.pdf"), "report-print")
+
+
+def take(page: Path, name: str) -> None:
+    """Take the pictures of a page on a desktop and on a phone."""
+    folder, phone = page.parent, page.with_name("phone.html")
+    phone.write_text(FRAME.format(page.name))
+    for file, kind, width in ((page, "desktop", DESKTOP), (phone, "phone", PHONE)):
+        picture = folder / f"{kind}.png"
+        chromium(folder, file.name, f"--screenshot={picture}")
+        save(smaller(picture, width), f"{name}-{kind}")
+
+
+def save(picture: Image.Image, name: str) -> None:
+    """Save a picture beside this script."""
+    # Coverage, so that colours of which there is little stay apart.
+    few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(HERE / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":
