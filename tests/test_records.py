@@ -7,6 +7,7 @@ from decimal import Decimal
 from uuid import UUID, uuid4
 
 import attrs
+import numpy as np
 import pytest
 from attrs import evolve
 from msgspec.structs import replace as evolve_invite
@@ -120,6 +121,7 @@ def test_amounts_are_decimals_as_they_were_written():
     assert invite.partner_amount_decimal + invite.member_amount_decimal == Decimal("1.4")
     assert evolve_invite(invite, member_amount=None).member_amount_decimal is None
     assert Price(0.1, 1).amount_decimal == Decimal("0.1")
+    assert Price(np.float64(0.1), 1).amount_decimal == Decimal("0.1")
 
 
 # --- What stands for a text
