@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from attrs import field, frozen
 
 from sampling_async._contract.records import counted
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async.campaign._summary import QuotaFill, Summary
 
 if TYPE_CHECKING:
@@ -65,9 +66,11 @@ class ComparedNight:
 
     @property
     def codes(self) -> dict[str, int]:
-        """Refused pairs by result code and name."""
+        """Refused pairs by result code and name. A service may change its names: a known code has one name."""
         return {
-            "no response" if each.result_code is None else f"{each.result_code} {each.result}": each.pairs
+            "no response"
+            if each.result_code is None
+            else f"{each.result_code} {ResultCode.name_of(each.result_code) or each.result}": each.pairs
             for each in self.summary.codes
             if each.lesson or each.result_code is None
         }
@@ -158,5 +161,5 @@ def changed(values: Sequence[Figure]) -> list[str]:
 def _change(before: Figure, after: Figure) -> str:
     if not before or after is None:
         return ""
-    percent = round(100 * (after - before) / before)
+    percent = round(100 * (after - before) / abs(before))
     return f"{percent:+,} %" if percent else "0 %"

@@ -55,16 +55,16 @@ def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: Outco
     fills = {fill.quota_id: fill for fill in quotas}
     by_quota: dict[int, _Sums] = {}
     for quota_id, invited in ledger.read("SELECT quota, count(*) FROM invites GROUP BY quota"):
-        value = fills[quota_id].value if quota_id in fills else 0.0
-        by_quota[quota_id] = _Sums(Counter(invited=invited), invited * value)
+        if quota_id in fills:  # a run that is active may have added one since
+            by_quota[quota_id] = _Sums(Counter(invited=invited), invited * fills[quota_id].value)
     by_hour: dict[int, _Sums] = {}
     reasons: Counter[str] = Counter()
     entered: set[tuple[str, int]] = set()
     for row in outcomes.read_rows():
         invite = _invite_of(ledger, row)
-        if invite is None:
+        sums = None if invite is None else by_quota.get(invite.quota)
+        if invite is None or sums is None:
             continue
-        sums = by_quota[invite.quota]
         # A routed member has several rows for one invite.
         if row.entered_at is not None and (row.member_code, invite.quota) not in entered:
             entered.add((row.member_code, invite.quota))
@@ -118,12 +118,18 @@ SELECT i.quota, i.survey, i.wave, i.at FROM invites AS i JOIN members AS m ON m.
 
 def _invite_of(ledger: CampaignLedger, row: OutcomeRow) -> _InviteOf | None:
     """Return the invite of the campaign that a row is about; None if it is about none, or of an earlier one."""
-    if row.ended_at is None and row.entered_at is None:
+    # An invite that was not recorded was made before its end.
+    recorded = row.invited_at or row.ended_at
+    if recorded is None or (row.ended_at is None and row.entered_at is None):
         return None
+    latest = recorded.timestamp() + _SLACK
     invites = [_InviteOf(*found) for found in ledger.read(_INVITES_OF, row.member_code)]
-    found = [each for each in invites if each.survey == row.survey_id and row.wave_id in (0, each.wave)]
+    found = [
+        each
+        for each in invites
+        if each.survey == row.survey_id and row.wave_id in (0, each.wave) and each.at <= latest
+    ]
     if row.invited_at is not None:
-        recorded = row.invited_at.timestamp()
-        found = [each for each in found if each.quota == row.quota_id and recorded >= each.at - _SLACK]
+        found = [each for each in found if each.quota == row.quota_id]
     # An end without a recorded invite names a quota, or none.
     return max(found, key=lambda each: (each.quota == row.quota_id, each.at), default=None)
