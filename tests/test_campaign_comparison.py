@@ -90,6 +90,7 @@ def test_it_is_json():
     found = json.loads(json.dumps(compare({"a": FIRST, "b": SECOND}).to_dict()))
     assert found["nights"][1]["conversion"] == 0.25
     assert found["nights"][0]["conversion"] is None
+    assert str(found["nights"][1]["completed"]) == "20"
     assert found["nights"][1]["codes"]["28 QUOTA_FULL"] == 140
     assert found["quotas"][1] == {
         "quota_id": 7,

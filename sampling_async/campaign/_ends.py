@@ -118,18 +118,12 @@ SELECT i.quota, i.survey, i.wave, i.at FROM invites AS i JOIN members AS m ON m.
 
 def _invite_of(ledger: CampaignLedger, row: OutcomeRow) -> _InviteOf | None:
     """Return the invite of the campaign that a row is about; None if it is about none, or of an earlier one."""
-    # An invite that was not recorded was made before its end.
-    recorded = row.invited_at or row.ended_at
-    if recorded is None or (row.ended_at is None and row.entered_at is None):
+    if row.ended_at is None and row.entered_at is None:
         return None
-    latest = recorded.timestamp() + _SLACK
     invites = [_InviteOf(*found) for found in ledger.read(_INVITES_OF, row.member_code)]
-    found = [
-        each
-        for each in invites
-        if each.survey == row.survey_id and row.wave_id in (0, each.wave) and each.at <= latest
-    ]
+    found = [each for each in invites if each.survey == row.survey_id and row.wave_id in (0, each.wave)]
     if row.invited_at is not None:
-        found = [each for each in found if each.quota == row.quota_id]
+        recorded = row.invited_at.timestamp()
+        found = [each for each in found if each.quota == row.quota_id and recorded >= each.at - _SLACK]
     # An end without a recorded invite names a quota, or none.
     return max(found, key=lambda each: (each.quota == row.quota_id, each.at), default=None)
