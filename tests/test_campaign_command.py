@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import sys
@@ -382,7 +383,7 @@ def test_folders_are_compared(service, more):
     assert [each["Name"] for each in found["Nights"]] == ["one", "two"]
     assert found["Nights"][1]["Invited"] < found["Nights"][0]["Invited"]  # the surveys are taken
     assert Path("page.html").exists() == bool(more)
-    assert "given twice" in campaign("compare", "one", "./one", "one", code=2).stderr
+    assert "given twice" in campaign("compare", "one", "./one", code=2).stderr
     assert "holds no campaign" in campaign("compare", "one", "nothing", code=2).stderr
 
 
@@ -392,6 +393,11 @@ def test_on_a_terminal_the_latest_campaigns_are_shown(service, terminal):
     assert "Success rate" in shown
     assert "Completes" not in shown  # nobody knows them
     assert "Completes" not in terminal.getvalue()
+    for name in ("[red]x", "a\x1b[31m"):
+        shutil.copytree("one", name)
+    shown = campaign("compare", "one", "[red]x", "a\x1b[31m").stdout
+    assert "[red]x" in shown
+    assert "\x1b" not in shown
 
 
 def test_a_member_is_erased_from_a_ledger_and_its_numbers_stay(service):

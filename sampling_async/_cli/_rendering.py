@@ -194,7 +194,9 @@ def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         is_number = column in right
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+        table.add_column(
+            plain(column), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+        )
     return table
 
 
@@ -211,7 +213,7 @@ def fitting_table(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, in
         table.add_row(*(Text(row[at]) for at in kept))  # not markup
     left_out = [name for name, _ in columns if name not in names]
     if left_out:
-        table.caption = f"Not shown, because the terminal is narrow: {', '.join(left_out)}"
+        table.caption = plain(f"Not shown, because the terminal is narrow: {', '.join(left_out)}")
         table.caption_justify = "left"
     return table
 
