@@ -16,6 +16,7 @@ from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import anyio
 import pyarrow.parquet as pq
@@ -373,6 +374,18 @@ def test_rates_are_taken_from_the_ledger_of_outcomes(service):
     both = ("--rates-from", "notifications.db", "--rate", 0.5)
     result = campaign("panel.jsonl", "--out", "both", "--dry-run", *both, code=2)
     assert "give one of them" in result.stderr
+
+
+def test_a_plan_that_cannot_be_made_leaves_no_folder(service, monkeypatch):
+    Path("none.jsonl").write_text("")
+    campaign("none.jsonl", "--out", "nights/one", "--yes", code=2)
+    assert not Path("nights").exists()
+    Path("nights").mkdir()
+    Path("mine").mkdir()
+    monkeypatch.setenv("SAMPLING_API_KEY", str(uuid4()))
+    for out in ("nights/one", "mine"):
+        campaign("panel.jsonl", "--out", out, "--yes", code=3)
+    assert (list(Path("nights").iterdir()), list(Path("mine").iterdir())) == ([], [])
 
 
 @pytest.mark.parametrize("more", [(), ("--html", "page.html")])

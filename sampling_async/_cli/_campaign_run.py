@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import shlex
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -115,12 +115,19 @@ class CampaignJob:
         if panel is None:
             raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
         saved = _checked(SavedOptions(panel=panel, settings=given.over(SavedOptions().settings)))
+        new = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
         try:
             # What is written there holds member codes and links.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise InvalidRequestError(f"--out {self.folder}: {exc.strerror}") from None
-        self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
+        try:
+            self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
+        except BaseException:
+            with suppress(OSError):  # only empty ones can be removed
+                for each in new:
+                    each.rmdir()
+            raise
         self._go(self._saved(saved, {}))
 
     def top_up(self, panel: str | None) -> NoReturn:

@@ -279,3 +279,5 @@ class Followed:
             self.members += len(batch)
             self.progress.advance(self._task, len(batch))
             yield batch
+        if not self.members:
+            raise InvalidRequestError("the panel has no members")
