@@ -40,7 +40,7 @@ from sampling_async import DecodeError, to_json
 from sampling_async._cli._csv import CSVRows
 from sampling_async._cli._tally import code_name
 from sampling_async._contract.checks import count_of
-from sampling_async._contract.records import quota_rows, wire_name
+from sampling_async._contract.records import QUOTA_COLUMNS, quota_rows, wire_name
 from sampling_async._protocol.results import outcome_columns
 
 if TYPE_CHECKING:
@@ -99,10 +99,20 @@ def emit_json(value: object) -> None:
     """
     if (rows := _csv.get()) is not None:
         assert isinstance(value, Mapping)
-        for line in rows.lines(value):
-            emit((plain(line).plain if sys.stdout.isatty() else line).encode())
+        _emit_csv(rows.lines(value))
         return
     emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
+
+
+def emit_head(names: Iterable[str]) -> None:
+    """With --csv, write the line of names if there was no row: so an empty result can be read too."""
+    if (rows := _csv.get()) is not None:
+        _emit_csv(rows.head(map(wire_name, names)))
+
+
+def _emit_csv(lines: Iterable[str]) -> None:
+    for line in lines:
+        emit((plain(line).plain if sys.stdout.isatty() else line).encode())
 
 
 def fields_of(record: Any, names: str = "") -> dict[str, Any]:
@@ -270,6 +280,7 @@ def emit_quotas(quotas: Quotas, surveys: Iterable[Survey]) -> None:
     """Write a row for each quota."""
     for row in quota_rows(quotas, surveys):
         emit_json({wire_name(name): _jsonable(value) for name, value in row.items()})
+    emit_head(QUOTA_COLUMNS)
 
 
 def masked(setting: Setting) -> Setting:

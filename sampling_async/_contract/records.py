@@ -339,25 +339,41 @@ def quota_rows(quotas: Quotas, surveys: Iterable[Survey]) -> Iterator[dict[str, 
 _IN_NOTEBOOKS: Final = 10  # how many surveys a notebook shows
 
 
+QUOTA_COLUMNS: Final = (
+    "survey_id",
+    "wave_id",
+    "quota_id",
+    "completes_required",
+    "estimated_completes_remaining",
+    "layers",
+    "sub_quotas",
+    "question_ids",
+    "survey_name",
+    "country_id",
+    "loi",
+    "ir",
+    "price",
+    "currency_id",
+    "study_type_id",
+    "device_type_ids",
+    "is_survey_recontact",
+    "scheduled_completion_date",
+    "survey_completes_required",
+    "survey_estimated_completes_remaining",
+)
+"""The columns of `quota_rows`."""
+
+
 def _quota_schema() -> Any:
     pa = arrow()
-    whole, text = pa.int64(), pa.string()
-    return pa.schema(
-        {
-            **dict.fromkeys(("survey_id", "wave_id", "quota_id"), whole),
-            **dict.fromkeys(("completes_required", "estimated_completes_remaining"), whole),
-            **dict.fromkeys(("layers", "sub_quotas"), whole),
-            "question_ids": pa.list_(whole),
-            "survey_name": text,
-            **dict.fromkeys(("country_id", "loi", "ir"), whole),
-            "price": pa.float64(),
-            **dict.fromkeys(("currency_id", "study_type_id"), whole),
-            "device_type_ids": pa.list_(whole),
-            "is_survey_recontact": pa.bool_(),
-            "scheduled_completion_date": pa.timestamp("us"),
-            **dict.fromkeys(("survey_completes_required", "survey_estimated_completes_remaining"), whole),
-        }
-    )
+    types = {
+        **dict.fromkeys(("question_ids", "device_type_ids"), pa.list_(pa.int64())),
+        "survey_name": pa.string(),
+        "price": pa.float64(),
+        "is_survey_recontact": pa.bool_(),
+        "scheduled_completion_date": pa.timestamp("us"),
+    }
+    return pa.schema({name: types.get(name, pa.int64()) for name in QUOTA_COLUMNS})
 
 
 @seen_by_attrs(hides="url")
