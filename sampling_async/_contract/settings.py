@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, overload
 from urllib.parse import quote
 
+from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import REFERENCE_DATA_KEY, Setting, folded
 from sampling_async._contract.timing import CallResultInSlots
@@ -13,15 +14,17 @@ from sampling_async._contract.timing import CallResultInSlots
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sampling_async._contract.checks import Text
+
 
 class MemberURL(str):
     """The URL of an end page or of notifications. It may contain the placeholder `[pid]`."""
 
     __slots__ = ()
 
-    def for_member(self, pid: str) -> str:
+    def for_member(self, pid: Text) -> str:
         """Return the URL with every `[pid]` replaced by `pid`, percent-encoded."""
-        return self.replace("[pid]", quote(pid, safe=""))
+        return self.replace("[pid]", quote(text_of(pid), safe=""))
 
 
 class PartnerSettings(CallResultInSlots, Sequence[Setting]):
