@@ -104,7 +104,9 @@ async def write_postgres(
         StoreError: The database cannot be reached or written. If it is so from the start, nothing was sent.
         ImportError: psycopg is missing.
     """
-    into = _PostgresTable(PostgresStore(dsn, schema=schema), table)
+    address = [dsn]
+    del dsn  # it may hold a password, and error reports may show the local variables of this frame
+    into = _PostgresTable(PostgresStore(address.pop(), schema=schema), table)
     return await _write(outcomes, into, whole_number(rows, "rows"), seconds=_SECONDS, clock=clock)
 
 

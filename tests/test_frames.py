@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import stat
+import traceback
 from datetime import UTC, datetime
 
 import anyio
@@ -434,6 +435,11 @@ async def test_a_database_that_is_away_is_noticed_before_anything_is_sent(sim):
         with pytest.raises(StoreError, match="cannot be reached") as caught:
             await write_postgres(fan_out(sim, client), "postgresql://u:hunter2@127.0.0.1:1/x")
         assert "hunter2" not in str(caught.value)
+        shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+        frames = "".join(shown.format())
+        assert "in write_postgres" in frames
+        assert "dsn = " not in frames
+        assert "'password'" not in frames
         with pytest.raises(InvalidRequestError, match="small letters"):
             await write_postgres(fan_out(sim, client), "postgresql://u@127.0.0.1/x", table="a; drop table b")
     assert sim.ledger.requests == ()
