@@ -22,7 +22,7 @@ from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attr
 from sampling_async._contract.timing import CallResult, CallResultInSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 INT64_MAX: Final = 2**63 - 1
 
@@ -67,8 +67,8 @@ def hidden(_value: object) -> str:
     return "<hidden>"
 
 
-def counted(what: str) -> Callable[[tuple[object, ...]], str]:
-    """Return a repr of a tuple that says how many values it has."""
+def counted(what: str) -> Callable[[Collection[object]], str]:
+    """Return a repr of a tuple or mapping that says how many values it has."""
     return lambda values: f"<{len(values)} {what}>"
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import DecodeError
-from sampling_async._contract.records import REFERENCE_DATA_KEY, Setting, folded
+from sampling_async._contract.records import REFERENCE_DATA_KEY, Setting, first, folded
 from sampling_async._contract.timing import CallResultInSlots
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class PartnerSettings(CallResultInSlots, Sequence[Setting]):
         self._by_name = {folded(setting.name): setting for setting in reversed(self._settings)}
 
     def __repr__(self) -> str:
-        return f"PartnerSettings({list(self._settings)!r})"
+        return f"PartnerSettings{first(tuple(setting.name for setting in self._settings))}"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PartnerSettings):
