@@ -186,7 +186,7 @@ async def test_what_was_not_understood_is_named_and_left(address):
 def test_the_command_says_what_was_erased(address):
     done = run("erase", CODE, "--store", address)
     assert done.exit_code == 0, done.stderr
-    assert "4 facts (4 were not handled), 1 invites, 1 links, 5 receipts" in " ".join(done.stderr.split())
+    assert "4 facts (4 were not handled), 1 invite, 1 link, 5 receipts" in " ".join(done.stderr.split())
     assert CODE not in everything_in(address)
 
 
@@ -206,6 +206,6 @@ async def test_the_command_erases_from_a_journal(tmp_path):
             assert len([outcome async for outcome in outcomes]) == 2
     done = await anyio.to_thread.run_sync(lambda: run("erase", CODE, "--journal", path))
     assert done.exit_code == 0
-    assert "journal: 2 requests and responses" in done.stderr
+    assert "journal: 2 notes of requests and responses" in done.stderr
     assert CODE.encode() not in path.read_bytes()
     assert (await Journal(path).counts())["invited"] == 1
