@@ -33,7 +33,16 @@ from sampling_async import (
 from sampling_async._journal import lock as _lock
 from sampling_async._journal.database import transaction
 from sampling_async._pacing.threads import CancelFlag
-from sampling_async.campaign import Campaign, LedgerError, Lesson, Limits, _files, _report, erase_from_ledger
+from sampling_async.campaign import (
+    Campaign,
+    LedgerError,
+    Lesson,
+    Limits,
+    _files,
+    _pages,
+    _report,
+    erase_from_ledger,
+)
 from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuotaIndex
@@ -295,7 +304,8 @@ async def test_files_that_are_cancelled_replace_nothing(sim, tmp_path, monkeypat
 
 async def test_no_file_is_written_where_jinja2_is_missing(sim, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, _report.__name__)
+    for module in (_report, _pages):
+        monkeypatch.delitem(sys.modules, module.__name__)
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()
