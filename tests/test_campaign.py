@@ -1521,15 +1521,3 @@ def test_a_killed_process_goes_on_from_its_ledger_and_requests_nothing_twice(tmp
         (r.member_code, q) for r in sim.ledger.requests(endpoint="bulk_invite") for q in r.quota_ids
     )
     assert max(asked.values()) == 1
-
-
-@pytest.mark.parametrize("kind", ["file", "table"])
-async def test_the_progress_of_a_plan_counts_the_rows_of_both_readings(sim, tmp_path, kind):
-    path, seen = tmp_path / "panel.parquet", []
-    pq.write_table(panel_table(sim), path)
-    panel = path if kind == "file" else panel_table(sim)
-    campaign = Campaign(None, panel, sim.inventory, ledger=tmp_path / "night.ledger")
-    plan = await campaign.plan(on_progress=lambda done, total: seen.append((done, total)))
-    rows = 2 * plan.members
-    assert seen[-1] == (rows, rows if kind == "file" else None)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})

@@ -143,7 +143,9 @@ class CampaignJob:
         self._plan(saved, Campaign.top_up)
         self._go(self._saved(saved, changes))
 
-    def _plan(self, saved: SavedOptions, make: Callable[..., Any], *, limits: Limits | None = None) -> None:
+    def _plan(
+        self, saved: SavedOptions, make: Callable[[Campaign], Any], *, limits: Limits | None = None
+    ) -> None:
         settings, options = saved.settings, self.options
         assert saved.panel is not None
         match = settings.matching(options.workers)
@@ -163,9 +165,9 @@ class CampaignJob:
             self._key()  # prompt for it before the work, not after
 
         async def made(client: SamplingClient | None, **inventory: Any) -> None:
-            # The bar covers this only, so that errors are printed after it has disappeared.
-            with show.rows_bar("Matching the panel") as on_progress:
-                await make(campaign(client, **inventory), on_progress=on_progress)
+            # The spinner covers this only, so that errors are printed after it has disappeared.
+            with show.stderr_console().status("Matching the panel"):
+                await make(campaign(client, **inventory))
 
         if self.options.inventory is None:
             self.service.call(made, key=self._key())

@@ -29,7 +29,6 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
-    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -45,7 +44,7 @@ from sampling_async._contract.records import QUOTA_COLUMNS, quota_rows, wire_nam
 from sampling_async._protocol.results import outcome_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from sampling_async import InviteOutcome, OutcomeStatus, OutcomeStream, Quota, Quotas, Setting, Survey
     from sampling_async import Progress as StreamProgress
@@ -387,15 +386,6 @@ def progress_bar(*, total_known: bool, lines: bool = False) -> Progress:
     known = (BarColumn(bar_width=24), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     open_ended = (TextColumn("{task.completed:,.0f}"), RateColumn(), TimeElapsedColumn())
     return _display(*(known if total_known else open_ended), lines=lines)
-
-
-@contextmanager
-def rows_bar(text: str) -> Generator[Callable[[int, int | None], None]]:
-    """Show a bar during a block; it yields what is called with the number done, and of all if that is known."""
-    bar = _display(BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn(), lines=False)
-    task = bar.add_task(text, total=None)
-    with bar:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _display(*columns: ProgressColumn, lines: bool) -> Progress:

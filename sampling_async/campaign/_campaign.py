@@ -132,14 +132,10 @@ class Campaign:
 
     # --- The plan
 
-    async def plan(self, *, on_progress: Callable[[int, int | None], object] | None = None) -> Plan:
+    async def plan(self) -> Plan:
         """Return the plan in the ledger; make it if there is none. Nothing is sent, except to read quotas.
 
         The whole panel is checked: columns, answers, and that each member code occurs once.
-
-        Args:
-            on_progress: Called after some rows of the panel, in another thread, with the number of rows read so
-                far and that of all; None if it is not known. The panel is read twice, so each row counts twice.
 
         Raises:
             InvalidRequestError: The panel cannot be used; the text names the row or column. Or the ledger has
@@ -151,11 +147,9 @@ class Campaign:
             found = await self._reading(plan_of)
             if found is not None:
                 return found
-        return await self._planning(await self._planner(on_progress), None)
+        return await self._planning(await self._planner(), None)
 
-    async def top_up(
-        self, *, open_seconds: float = _DAY, on_progress: Callable[[int, int | None], object] | None = None
-    ) -> Plan:
+    async def top_up(self, *, open_seconds: float = _DAY) -> Plan:
         """Plan again for the completes that are still missing, in the same ledger, and return the plan.
 
         The inventory and the panel are read again. No member gets a quota of a survey that was requested for it
@@ -167,7 +161,6 @@ class Campaign:
 
         Args:
             open_seconds: How long an invite counts as one that may still end in a complete.
-            on_progress: As for `plan`.
 
         Raises:
             InvalidRequestError: As for `plan`.
@@ -177,9 +170,9 @@ class Campaign:
         number_above_0(open_seconds, "open_seconds", "seconds")
         if await self._reading(plan_of) is None:
             raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet: call plan() first")
-        return await self._planning(await self._planner(on_progress), open_seconds)
+        return await self._planning(await self._planner(), open_seconds)
 
-    async def _planner(self, on_progress: Callable[[int, int | None], object] | None = None) -> Planner:
+    async def _planner(self) -> Planner:
         if self._panel is None:
             raise InvalidRequestError(f"the ledger {self.ledger} has no plan yet, and a plan needs a panel")
         inventory = self._inventory
@@ -205,7 +198,6 @@ class Campaign:
             cost=self._cost,
             columns=self._columns,
             workers=self._workers,
-            on_progress=on_progress,
         )
 
     def _require_client(self) -> SamplingClient:

@@ -104,7 +104,6 @@ class Planner:
     cost: Cost
     columns: Mapping[str, str]  # what each named column of the panel stands for
     workers: int
-    on_progress: Callable[[int, int | None], object] | None = None
 
     def plan(
         self,
@@ -129,16 +128,9 @@ class Planner:
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
         source = _source_of(self.panel, matcher, self.columns, weight)
 
-        passes = 2 if allocate.prices is None else 1
-        total, done = None if source.members is None else passes * source.members, 0
-
         def batches() -> Iterator[Any]:
-            nonlocal done
-            for batch in wanted.each(source.opened()):
-                yield batch if less is None else less(batch)
-                done += len(batch)
-                if self.on_progress is not None:
-                    self.on_progress(done, total)
+            read = wanted.each(source.opened())
+            return read if less is None else map(less, read)
 
         with _naming(source):
             priced = matcher
@@ -310,7 +302,6 @@ class _ReopenablePanel:
     columns: tuple[str, ...]
     opened: Callable[[], Iterator[Any]]  # returns its batches, from the first one on
     name: str  # what to call it in messages
-    members: int | None = None  # None if that is not known before reading
 
 
 def _source_of(
@@ -322,8 +313,7 @@ def _source_of(
         names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}
         opened = partial(files.opened, text, names, renamed, matcher.text_columns)
         name = "the query" if files.is_query(text) else text
-        first_opened = opened()
-        source = _ReopenablePanel(first_opened.columns, lambda: opened().batches, name, first_opened.members)
+        source = _ReopenablePanel(opened().columns, lambda: opened().batches, name)
     else:
         given = panel if callable(panel) else lambda: panel
         if not callable(panel) and (
