@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, get_
 
 import anyio
 
-from sampling_async._contract.checks import text_of, whole_number
+from sampling_async._contract.checks import count_of, text_of, whole_number
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.frames import ROWS
+from sampling_async._contract.frames import ROWS, in_utf8
 from sampling_async._pacing.threads import join_uncancelled, start
 from sampling_async._private_files import make_private
 from sampling_async._protocol.results import (
@@ -58,7 +58,7 @@ async def write_parquet(
     owner can read it. A stream that was not entered is entered and left here, after the file was made. The file
     has a name that ends in `.part` until it is complete. If the stream fails or is cancelled, what has come is
     in that file, also the quota IDs whose outcome is `left_over`, and a note of the error names it. After a
-    kill it cannot be read: a `journal=` of the fan-out survives that.
+    kill, or on a full disk, it cannot be read: a `journal=` of the fan-out survives that.
 
     Args:
         outcomes: Where they come from.
@@ -104,7 +104,9 @@ async def write_postgres(
         StoreError: The database cannot be reached or written. If it is so from the start, nothing was sent.
         ImportError: psycopg is missing.
     """
-    into = _PostgresTable(PostgresStore(dsn, schema=schema), table)
+    address = [dsn]
+    del dsn  # it may hold a password, and error reports may show the local variables of this frame
+    into = _PostgresTable(PostgresStore(address.pop(), schema=schema), table)
     return await _write(outcomes, into, whole_number(rows, "rows"), seconds=_SECONDS, clock=clock)
 
 
@@ -145,12 +147,12 @@ async def _write(
                     await _joined(_flush, sink, unwritten)
                     began = clock()
         await _joined(_flush, sink, unwritten)
+        await _joined(lambda: sink.close(complete=True))
     except BaseException as exc:
         unwritten += getattr(entered, "left_over", ())
         with anyio.CancelScope(shield=True):
             exc.add_note(await _joined(_ended_early, sink, unwritten))
         raise
-    await _joined(lambda: sink.close(complete=True))
     return counts
 
 
@@ -171,7 +173,7 @@ def _ended_early(sink: _Sink, unwritten: list[InviteOutcome]) -> str:
     try:
         _flush(sink, unwritten)
     except Exception as exc:  # noqa: BLE001  the error that ended the writing is raised already
-        lost = f"{len(unwritten)} outcomes could not be written ({type(exc).__name__}); "
+        lost = f"{count_of(len(unwritten), 'outcome')} could not be written ({type(exc).__name__}); "
     try:
         return lost + sink.close(complete=False)
     except Exception as exc:  # noqa: BLE001  likewise
@@ -180,9 +182,12 @@ def _ended_early(sink: _Sink, unwritten: list[InviteOutcome]) -> str:
 
 class _ParquetFile:
     def __init__(self, path: Path, *, replace: bool) -> None:
+        if not path.name or path.is_dir():
+            raise InvalidRequestError(f"{path} is a folder; name a file")
         self._path, self._replace = path, replace
         self._part = path.with_name(f"{path.name}.part")
         self._writer: Any = None
+        self._is_empty = True
 
     def open(self) -> None:
         if self._path.exists() and not self._replace:
@@ -197,6 +202,7 @@ class _ParquetFile:
         self._writer = parquet.ParquetWriter(self._part, schema)
 
     def write(self, outcomes: Sequence[InviteOutcome]) -> None:
+        self._is_empty = False
         for batch in outcome_batches(outcomes, len(outcomes)):
             self._writer.write_batch(batch)
 
@@ -205,17 +211,26 @@ class _ParquetFile:
             return "nothing was written"
         self._writer.close()
         if complete:
-            self._part.replace(self._path)
+            self._part, self._is_empty = self._part.replace(self._path), False
+        elif self._is_empty:
+            self._part.unlink()  # it would stand in the way of the next try
+            return "nothing was written"
+        else:
+            try:
+                import_module("pyarrow.parquet").read_metadata(self._part)
+            except Exception:  # noqa: BLE001  whatever pyarrow raises
+                return f"{self._part} has no end and cannot be read"
         return f"what came before is in {self._part}"
 
 
 class _PostgresTable:
     def __init__(self, store: PostgresStore, table: str) -> None:
-        if not _TABLE.fullmatch(table):
+        if not isinstance(table, str) or not _TABLE.fullmatch(table):
             raise InvalidRequestError(f"table must be small letters, digits and _, not {table!r:.60}")
-        self._store, self._table = store, table
+        self._store, self._table = store, f'"{table}"'  # it may be a word of SQL: order
         self._blocks = ExitStack()
         self._connection: Any = None
+        self._is_empty = True
 
     def open(self) -> None:
         self._connection = self._blocks.enter_context(self._store.connection())
@@ -225,8 +240,11 @@ class _PostgresTable:
                 f"CREATE TABLE IF NOT EXISTS {self._table}"
                 f" ({columns}, written_at timestamptz NOT NULL DEFAULT now())"
             )
-            # One that was there may lack columns. That is better known before anything is sent.
-            self._connection.execute(f"SELECT {', '.join(OUTCOME_COLUMNS)} FROM {self._table} LIMIT 0")
+            # One that was there may lack columns, or have others. That is better known before anything is sent.
+            nothing = ", ".join(f"NULL::{_TYPES[kind]}" for kind in OUTCOME_COLUMNS.values())
+            self._connection.execute(
+                f"INSERT INTO {self._table} ({', '.join(OUTCOME_COLUMNS)}) SELECT {nothing} WHERE false"
+            )
 
     def write(self, outcomes: Sequence[InviteOutcome]) -> None:
         columns = outcome_columns(outcomes)
@@ -237,8 +255,13 @@ class _PostgresTable:
             cursor.copy(copy) as rows,
         ):
             for row in zip(*columns.values(), strict=True):
-                rows.write_row(row)
+                rows.write_row([_storable(value) if isinstance(value, str) else value for value in row])
+        self._is_empty = False
 
     def close(self, *, complete: bool) -> str:  # noqa: ARG002  what is written is stored already
         self._blocks.close()
-        return f"what came before is in the table {self._table}"
+        return "nothing was written" if self._is_empty else f"what came before is in the table {self._table}"
+
+
+def _storable(text: str) -> str:
+    return in_utf8(text).replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL takes no NUL

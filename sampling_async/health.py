@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 
 from sampling_async import InvalidRequestError, SamplingClient, Snapshot, WatchStatus
 from sampling_async._calls import reports
-from sampling_async._contract.checks import number_above_0, require_functions, require_instance
+from sampling_async._contract.checks import count_of, number_above_0, require_functions, require_instance
 from sampling_async._pacing.threads import call_soon_here
 from sampling_async._telemetry.providers import telemetry_of
 from sampling_async.matching import LiveIndex
@@ -166,7 +166,7 @@ class Health:
             problems += _problems_of(live)
         status = None if look is None else look.status
         if status is not None and status.dead:
-            problems.append(f"{status.dead} facts are dead: mend their handlers, then replay them")
+            problems.append(f"{count_of(status.dead, 'dead fact')}: mend the handlers, then replay")
         return HealthReport(
             is_ready=not reasons,
             reasons=tuple(reasons),

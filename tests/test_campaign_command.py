@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import sys
@@ -15,6 +16,7 @@ from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import anyio
 import pyarrow.parquet as pq
@@ -361,6 +363,18 @@ def test_rates_are_taken_from_the_ledger_of_outcomes(service):
     assert "give one of them" in result.stderr
 
 
+def test_a_plan_that_cannot_be_made_leaves_no_folder(service, monkeypatch):
+    Path("none.jsonl").write_text("")
+    campaign("none.jsonl", "--out", "nights/one", "--yes", code=2)
+    assert not Path("nights").exists()
+    Path("nights").mkdir()
+    Path("mine").mkdir()
+    monkeypatch.setenv("SAMPLING_API_KEY", str(uuid4()))
+    for out in ("nights/one", "mine"):
+        campaign("panel.jsonl", "--out", out, "--yes", code=3)
+    assert (list(Path("nights").iterdir()), list(Path("mine").iterdir())) == ([], [])
+
+
 @pytest.mark.parametrize("more", [(), ("--html", "page.html")])
 def test_folders_are_compared(service, more):
     for name in ("one", "two"):
@@ -369,7 +383,7 @@ def test_folders_are_compared(service, more):
     assert [each["Name"] for each in found["Nights"]] == ["one", "two"]
     assert found["Nights"][1]["Invited"] < found["Nights"][0]["Invited"]  # the surveys are taken
     assert Path("page.html").exists() == bool(more)
-    assert "given twice" in campaign("compare", "one", "./one", "one", code=2).stderr
+    assert "given twice" in campaign("compare", "one", "./one", code=2).stderr
     assert "holds no campaign" in campaign("compare", "one", "nothing", code=2).stderr
 
 
@@ -379,6 +393,11 @@ def test_on_a_terminal_the_latest_campaigns_are_shown(service, terminal):
     assert "Success rate" in shown
     assert "Completes" not in shown  # nobody knows them
     assert "Completes" not in terminal.getvalue()
+    for name in ("[red]x", "a\x1b[31m"):
+        shutil.copytree("one", name)
+    shown = campaign("compare", "one", "[red]x", "a\x1b[31m").stdout
+    assert "[red]x" in shown
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize("panel", ["member_code,1001538\n", "member_code,1001538"])

@@ -17,6 +17,7 @@ from sampling_async.campaign import (
     Summary,
     compare,
 )
+from sampling_async.campaign._comparison import changed
 from sampling_async.campaign._report import comparison_page
 
 BEGAN = datetime(2026, 3, 6, 9, 0, tzinfo=UTC)
@@ -71,6 +72,13 @@ def test_what_has_changed_most_is_said_first():
     assert compare({"a": FIRST, "b": evolve(FIRST, planned_at=BEGAN + timedelta(days=1))}).changes() == []
 
 
+def test_another_name_of_a_code_and_a_revenue_below_0_are_compared_as_what_they_are():
+    renamed = tuple(evolve(each, result=f"{each.result}_2") for each in FIRST.codes)
+    found = compare({"a": FIRST, "b": evolve(FIRST, codes=renamed, planned_at=BEGAN + timedelta(days=1))})
+    assert (found.codes["28 QUOTA_FULL"], found.changes()) == ([20, 20], [])
+    assert changed([-10.0, 5.0, -10.0]) == ["", "+150 %", "-300 %"]
+
+
 def test_the_fill_of_a_quota_stands_beside_that_of_the_other_nights():
     quotas = compare({"a": FIRST, "b": SECOND}).quotas
     assert list(quotas) == [8, 7, 9]  # most room first
@@ -82,6 +90,7 @@ def test_it_is_json():
     found = json.loads(json.dumps(compare({"a": FIRST, "b": SECOND}).to_dict()))
     assert found["nights"][1]["conversion"] == 0.25
     assert found["nights"][0]["conversion"] is None
+    assert str(found["nights"][1]["completed"]) == "20"
     assert found["nights"][1]["codes"]["28 QUOTA_FULL"] == 140
     assert found["quotas"][1] == {
         "quota_id": 7,

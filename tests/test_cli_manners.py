@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -63,6 +65,19 @@ def test_quiet_fan_out_says_nothing_of_members_that_were_passed_over(sim, tmp_pa
     assert "skipped 1 request of other members" in run("bulk-invite", code, "--file", file).stderr
     assert run("bulk-invite", code, "--file", file, "--quiet").stderr == ""
     assert run("fan-out", file, "--quiet").stderr == ""
+
+
+def test_csv_is_what_a_data_frame_reads(sim, panel, tmp_path):
+    def read(*arguments):
+        return list(csv.DictReader(io.StringIO(run(*arguments, "--csv").stdout)))
+
+    assert [int(row["QuotaID"]) for row in read("quotas")] == quota_ids(sim)
+    file = tmp_path / "none.json"
+    file.write_text('{"CountryID":1,"CacheExpires":"2026-01-15T00:00:00Z","Surveys":[]}')
+    matched = run("match", panel, "--csv").stdout.splitlines()
+    assert run("match", panel, "--csv", "--inventory", file).stdout.splitlines() == matched[:1]
+    outcome = read("bulk-invite", member(sim), *quota_ids(sim, 1))[0]
+    assert (outcome["MemberCode"], outcome["Error"]) == (member(sim), "")
 
 
 @pytest.fixture

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import stat
+import traceback
 from datetime import UTC, datetime
 
 import anyio
@@ -12,6 +15,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from attrs import evolve
 from campaign_kit import all_of, campaign_of
 
 from sampling_async import (
@@ -109,6 +113,23 @@ def test_dates_with_a_zone_are_in_utc_and_others_as_written(sim, date, wanted):
     old = to_json(survey).decode().split('"ScheduledCompletionDate":"')[1].split('"')[0]
     read = from_json(type(sim.inventory), text.replace(old, date))
     assert read.to_arrow()["scheduled_completion_date"][0].as_py() == wanted
+
+
+@pytest.mark.parametrize(
+    ("year", "offset"), [("0001-01-01T00:00:00", "+09:00"), ("9999-12-31T23:59:59", "-09:00")]
+)
+def test_any_date_and_name_of_a_survey_is_taken(sim, year, offset):
+    survey = evolve(
+        sim.inventory.surveys[0],
+        scheduled_completion_date=datetime.fromisoformat(year + offset),
+        survey_name="a\ud800",
+    )
+    table = evolve(sim.inventory, surveys=(survey,))
+    row = table.to_arrow().to_pylist()[0]
+    assert (row["scheduled_completion_date"], row["survey_name"]) == (datetime.fromisoformat(year), "a?")
+    assert "\ud800" not in table._repr_html_()
+    assert "<caption>1 survey with" in table._repr_html_()
+    assert "<caption>1 quota ID<" in BulkInviteResult(OUTCOMES[:1])._repr_html_()
 
 
 @pytest.mark.parametrize("of", ["result", "quotas"])
@@ -271,6 +292,61 @@ async def test_what_came_before_an_error_of_the_input_is_written(sim, tmp_path):
     assert pq.read_table(tmp_path / "night.parquet.part").num_rows == len(ids_of(sim))
 
 
+async def nobody():
+    for _ in ():
+        yield OUTCOMES[0]
+
+
+async def nothing_but(error):
+    for _ in ():
+        yield OUTCOMES[0]
+    raise error
+
+
+@pytest.mark.parametrize("name", ["", "folder"])
+async def test_a_folder_in_place_of_the_file_is_noticed_before_anything_is_sent(
+    sim, tmp_path, name, monkeypatch
+):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with sim.client() as client:
+        with pytest.raises(InvalidRequestError, match="is a folder"):
+            await write_parquet(fan_out(sim, client), name, replace=True)
+    assert sim.ledger.requests == ()
+
+
+async def test_a_source_that_fails_at_once_leaves_nothing_that_the_next_try_meets(tmp_path):
+    for _ in range(2):
+        with pytest.raises(KeyError) as caught:
+            await write_parquet(nothing_but(KeyError("panel")), tmp_path / "night.parquet")
+        assert caught.value.__notes__ == ["nothing was written"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="files have no greatest size here")
+async def test_on_a_full_disk_the_note_says_what_is_lost(tmp_path):
+    import resource  # noqa: PLC0415  only on Unix
+
+    async def outcomes():
+        for number in range(20):
+            yield InviteOutcome(
+                f"m{number}", number, "rejected", None, 28, random.Random(number).randbytes(300).hex()
+            )
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            await write_parquet(outcomes(), tmp_path / "night.parquet", rows=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    (note,) = caught.value.__notes__
+    assert note.startswith("1 outcome could not be written")
+    assert "night.parquet.part has no end and cannot be read" in note
+
+
 @pytest.fixture
 def database(postgres):
     """Return an address and a schema of its own, and a connection to it."""
@@ -316,6 +392,30 @@ async def test_a_table_of_somebody_else_is_refused_before_anything_is_sent(sim, 
 
 
 @pytest.mark.postgres
+async def test_a_table_whose_columns_have_other_types_is_refused_before_anything_is_sent(sim, database):
+    dsn, schema, connection = database
+    await write_postgres(nobody(), dsn, schema=schema)
+    connection.execute("ALTER TABLE sampling_outcomes ALTER COLUMN member_code TYPE integer USING 1")
+    async with sim.client() as client:
+        with pytest.raises(StoreError, match='column "member_code" is of type integer') as caught:
+            await write_postgres(fan_out(sim, client), dsn, schema=schema)
+    assert (sim.ledger.requests, caught.value.__notes__) == ((), ["nothing was written"])
+
+
+@pytest.mark.postgres
+async def test_words_of_sql_are_tables_and_any_text_is_stored(database):
+    dsn, schema, connection = database
+
+    async def outcomes():
+        for code in ("m\ud800", "m\0", "m\t\n\\N"):
+            yield InviteOutcome(code, 1, "rejected", None, 28, "\\N")
+
+    await write_postgres(outcomes(), dsn, schema=schema, table="order")
+    found = connection.execute('SELECT member_code, result FROM "order"').fetchall()
+    assert found == [(code, "\\N") for code in ("m?", "m\N{REPLACEMENT CHARACTER}", "m\t\n\\N")]
+
+
+@pytest.mark.postgres
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
 async def test_what_has_come_is_stored_after_a_second(sim, database, seconds):
     dsn, schema, connection = database
@@ -335,6 +435,11 @@ async def test_a_database_that_is_away_is_noticed_before_anything_is_sent(sim):
         with pytest.raises(StoreError, match="cannot be reached") as caught:
             await write_postgres(fan_out(sim, client), "postgresql://u:hunter2@127.0.0.1:1/x")
         assert "hunter2" not in str(caught.value)
+        shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+        frames = "".join(shown.format())
+        assert "in write_postgres" in frames
+        assert "dsn = " not in frames
+        assert "'password'" not in frames
         with pytest.raises(InvalidRequestError, match="small letters"):
             await write_postgres(fan_out(sim, client), "postgresql://u@127.0.0.1/x", table="a; drop table b")
     assert sim.ledger.requests == ()

@@ -254,7 +254,7 @@ async def test_dead_facts_and_an_old_inventory_are_problems(store):
         report = await Health(inbox=inbox, live=live).report()
     assert report.is_ready
     assert report.problems[0].endswith("s old")
-    assert report.problems[1] == "1 facts are dead: mend their handlers, then replay them"
+    assert report.problems[1] == "1 dead fact: mend the handlers, then replay"
 
 
 def test_health_needs_a_part_of_the_right_type():

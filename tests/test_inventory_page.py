@@ -73,6 +73,8 @@ def test_odd_inventories_are_no_error():
     page = inventory_page((hostile, evolve(hostile, ir=300, loi=10**6)), {}, members=0)
     assert "<script" not in page
     assert "There is no open survey" in inventory_page(())
+    nameless = evolve(SURVEYS[0], survey_name=None)
+    assert f"Survey {nameless.survey_id}" in text_of(inventory_page((nameless,)))
     assert "not known" in page
 
 

@@ -457,6 +457,18 @@ def test_errors_are_reported_in_one_line(panel, arguments, words):
     assert "SECRET" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    "more", [["--top", 2, "--output", "new.parquet"], ["--html", "new.html"], ["--allocate", 3], []]
+)
+def test_a_panel_without_members_is_an_error_and_leaves_nothing(panel, more):
+    (panel / "none.csv").write_text(f"member_code,{AGE}\n")
+    before = set(panel.iterdir())
+    result = cli_kit.run("match", "none.csv", "--inventory", "quotas.json", *more)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "none.csv: the panel has no members" in result.stderr
+    assert set(panel.iterdir()) == before
+
+
 @pytest.mark.parametrize("missing", ["pyarrow", "numpy"])
 def test_a_missing_extra_is_named_with_what_to_install(panel, missing):
     script = f"import sys; sys.modules[{missing!r}] = None; from sampling_async import _cli; _cli.main()"

@@ -463,3 +463,13 @@ async def test_rates_are_the_share_of_invites_that_ended_in_a_complete(ledger, p
         await ledger.rates(since=datetime(2026, 1, 1))  # noqa: DTZ001
     with pytest.raises(InvalidRequestError, match="younger"):
         await ledger.rates(younger=-1)
+
+
+async def test_rates_count_completes_without_a_wave_too(ledger, path):
+    made = [invited("m-1"), invited("m-2"), invited("m-1", 5, survey_id=9)]
+    await ledger.invited(made, at=ENDED)
+    async with Inbox(path, secrets=SECRET) as inbox:
+        await post(inbox, "completion", WITHOUT_WAVE)
+        await post(inbox, "completion", fields_of("m-2", WITHOUT_WAVE, SurveyId=9, OriginalSurveyID=2401))
+    assert [quota.completed for quota in await ledger.funnel()] == [0, 2]
+    assert (await ledger.rates(younger=0)).surveys == {2401: (2, 2), 9: (1, 0)}

@@ -53,6 +53,14 @@ def lines_of(*options) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("more", [(), ("--rows",), ("--overdue", 1)])
+def test_csv_of_nothing_has_its_names(tmp_path, store, more):
+    anyio.run(OutcomeLedger(tmp_path / "new.db").invited, ())
+    head, *rows = run("outcomes", "--store", tmp_path / "new.db", "--csv", *more).stdout.splitlines()
+    assert rows == []
+    assert run("outcomes", "--store", store, "--csv", *more).stdout.splitlines()[0] == head
+
+
 @pytest.mark.parametrize("file", ["outcomes.jsonl", "run.journal"])
 def test_the_funnel_agrees_with_the_simulator(day, store, file):
     sim, folder = day

@@ -7,6 +7,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sampling_async import InvalidRequestError
 from sampling_async.matching import LearnedRates
 from sampling_async.simulator import generate_inventory
 
@@ -44,3 +45,11 @@ def test_a_chance_is_between_0_and_1_and_more_completes_never_lower_it(survey, q
     if completes < invites:
         more = evolve(rates, quotas={1: (invites, completes + 1)})
         assert more.chance(of, 1) > rates.chance(of, 1)
+
+
+def test_a_chance_is_at_most_1_and_weights_are_above_0():
+    rates = LearnedRates(surveys={7: (1, 50)}, quotas={1: (0, 90)}).fitted([SURVEY])
+    assert rates.chance(SURVEY) == rates.chance(SURVEY, 1) == 1.0
+    for weight in (0, -1, float("nan")):
+        with pytest.raises(InvalidRequestError, match="weight must be a number above 0"):
+            LearnedRates(weight=weight)

@@ -7,6 +7,7 @@ from decimal import Decimal
 from uuid import UUID, uuid4
 
 import attrs
+import numpy as np
 import pytest
 from attrs import evolve
 from msgspec.structs import replace as evolve_invite
@@ -21,6 +22,7 @@ from sampling_async import (
     InviteRequest,
     Journal,
     Layer,
+    MemberURL,
     PanelProfile,
     Price,
     QuestionAndAnswers,
@@ -33,7 +35,8 @@ from sampling_async import (
     SubQuota,
     SurveyWaveExclusion,
 )
-from sampling_async.notifications import Inbox, PostgresStore, SqliteStore
+from sampling_async.matching import QuotaIndex
+from sampling_async.notifications import Inbox, PostgresStore, SqliteStore, verify_redirect
 from sampling_async.simulator import Simulator
 
 
@@ -120,6 +123,7 @@ def test_amounts_are_decimals_as_they_were_written():
     assert invite.partner_amount_decimal + invite.member_amount_decimal == Decimal("1.4")
     assert evolve_invite(invite, member_amount=None).member_amount_decimal is None
     assert Price(0.1, 1).amount_decimal == Decimal("0.1")
+    assert Price(np.float64(0.1), 1).amount_decimal == Decimal("0.1")
 
 
 # --- What stands for a text
@@ -164,6 +168,22 @@ async def test_secrets_of_an_inbox_may_be_hidden(tmp_path):
     secret = SecretStr("a" * 20)
     inbox = Inbox(tmp_path / "n.db", secrets=[secret], basic=[("u", secret)], shared_secrets=secret)
     assert inbox.path("completion") == f"/completion/{'a' * 20}"
+
+
+def test_so_they_are_in_matching_and_at_redirects(tmp_path):
+    inventory = Simulator(2).inventory
+    quota = inventory.surveys[0].quotas[0]
+    index = QuotaIndex(inventory)
+    index.recontact(quota.quota_id, [SecretStr("m-1"), GUID])
+    assert index.recontact_lists == {quota.quota_id: {"m-1", str(GUID)}}
+    known, hidden = (index.match({}, member_code=code) for code in ("m-1", SecretStr("m-1")))
+    assert list(known.possible) == list(hidden.possible)
+    assert MemberURL("https://x.example/?m=[pid]").for_member(GUID) == f"https://x.example/?m={GUID}"
+    inbox = Inbox(tmp_path / "n.db", secrets="a" * 20)
+    assert inbox.urls(HttpUrl("https://x.example/")) == inbox.urls("https://x.example")
+    with pytest.raises(InvalidRequestError, match="like https"):
+        inbox.urls(None)
+    assert not verify_redirect(HttpUrl("https://x.example/?a=1&h=2"), "s" * 20)
 
 
 @pytest.mark.parametrize("wrong", [object(), 5, SecretStr, b"x", None])

@@ -177,7 +177,7 @@ def report(
 @takes(quietable=True, tabular=True)
 def compare(
     folders: Annotated[
-        list[Path], argument("DIR...", "The folders of campaigns, such as those of several nights.")
+        list[Path], argument("DIR", "The folders of campaigns, such as those of several nights.")
     ],
     *,
     html: Annotated[Path | None, option("FILE", "Write a page that needs nothing else.")] = None,

@@ -68,12 +68,13 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings,
         return summary_of(ledger, LESSONS, ledger_of_outcomes(given.over(saved_in(ledger).settings)))
 
     summaries: dict[str, Summary] = {}
+    seen: set[Path] = set()
     for folder in folders:
-        name = folder.resolve().name
-        if name in summaries:
-            name = str(folder)
-        if name in summaries:
+        whole = folder.resolve()
+        if whole in seen:
             raise InvalidRequestError(f"{folder} is given twice")
+        seen.add(whole)
+        name = str(folder) if whole.name in summaries else whole.name
         summaries[name] = _in_ledger(folder, summary)
     comparison = compare(summaries)
     if html is not None:

@@ -115,7 +115,7 @@ class CampaignJob:
         if panel is None:
             raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
         saved = _checked(SavedOptions(panel=panel, settings=given.over(SavedOptions().settings)))
-        is_new = not self.folder.exists()
+        new = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
         try:
             # What is written there holds member codes and links.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,10 +124,9 @@ class CampaignJob:
         try:
             self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
         except BaseException:
-            # Without a plan there is no ledger either.
-            with suppress(OSError):
-                if is_new:
-                    self.folder.rmdir()
+            with suppress(OSError):  # only empty ones can be removed
+                for each in new:
+                    each.rmdir()
             raise
         self._go(self._saved(saved, {}))
 
@@ -167,10 +166,11 @@ class CampaignJob:
             # The bar covers this only, so that errors are printed after it has disappeared.
             with show.progress_bar(total_known=True) as bar:
                 task = bar.add_task("Matching the panel", total=None)
-                await make(
-                    campaign(client, **inventory),
-                    on_members=lambda members, total: bar.update(task, completed=members, total=total),
-                )
+
+                def show_members(members: int, total: int | None) -> None:
+                    bar.update(task, completed=members, total=total)
+
+                await make(campaign(client, **inventory), on_members=show_members)
 
         if self.options.inventory is None:
             self.service.call(made, key=self._key())

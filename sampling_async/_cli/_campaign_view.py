@@ -365,5 +365,5 @@ def comparison_json(value: Any) -> Any:
         return [comparison_json(each) for each in value]
     if not isinstance(value, dict):
         return value
-    # Result codes are names of the service, in capitals.
-    return {wire_name(key) if key.islower() else key: comparison_json(each) for key, each in value.items()}
+    # Not the names of result codes: `28 QUOTA_FULL`.
+    return {wire_name(key) if key.isidentifier() else key: comparison_json(each) for key, each in value.items()}

@@ -333,10 +333,14 @@ async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: b
             count += 1
             if count == limit:
                 return
+        show.emit_head(["member_code"])
     except BaseException as exc:
         # Cancellation by Ctrl-C counts too: codes that were printed need not be read again.
         if count and not isinstance(exc, BrokenPipeError):
-            typer.echo(f"{count:,} member codes printed; resume with --after <the last code printed>", err=True)
+            typer.echo(
+                f"{count_of(count, 'member code')} printed; resume with --after <the last code printed>",
+                err=True,
+            )
         raise
 
 

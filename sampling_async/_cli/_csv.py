@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 class CSVRows:
@@ -19,10 +19,14 @@ class CSVRows:
 
     def lines(self, row: Mapping[str, object]) -> Iterator[str]:
         """Yield the line of a row, and before the first one that of the names."""
+        yield from self.head(row)
+        yield _line([_cell(row.get(name)) for name in self._names or ()])
+
+    def head(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield the line of names, if it was not there yet."""
         if self._names is None:
-            self._names = tuple(row)
+            self._names = tuple(names)
             yield _line(self._names)
-        yield _line([_cell(row.get(name)) for name in self._names])
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -188,6 +188,7 @@ class MatchRun:
             for batch in results:
                 for row in batch.rename_columns(list(map(wire_name, batch.schema.names))).to_pylist():
                     show.emit_json(row)
+            show.emit_head(matcher.schema.names)
         elif show.as_lines(options.as_json):
             for line in written.lines(results, only_ascii=sys.stdout.isatty()):
                 show.emit(line)
@@ -280,3 +281,5 @@ class Followed:
             self.members += len(batch)
             self.progress.advance(self._task, len(batch))
             yield batch
+        if not self.members:
+            raise InvalidRequestError("the panel has no members")

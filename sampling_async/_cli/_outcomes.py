@@ -163,6 +163,7 @@ def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
     if show.as_lines(as_json):
         for row in rows:
             show.emit_json(show.fields_of(row, _ROW))
+        show.emit_head(_ROW.split())
         return
     if not rows:
         show.screen().print(Text("None.", "dim"))
@@ -180,6 +181,7 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
     if show.as_lines(as_json):
         for row in funnel:
             show.emit_json(show.fields_of(row, _FUNNEL))
+        show.emit_head(_FUNNEL.split())
         return
     screen = show.screen()
     # Entries are known only if somebody recorded them; else a column of zeros would say that nobody entered.

@@ -40,7 +40,7 @@ from sampling_async import DecodeError, to_json
 from sampling_async._cli._csv import CSVRows
 from sampling_async._cli._tally import code_name
 from sampling_async._contract.checks import count_of
-from sampling_async._contract.records import quota_rows, wire_name
+from sampling_async._contract.records import QUOTA_COLUMNS, quota_rows, wire_name
 from sampling_async._protocol.results import outcome_columns
 
 if TYPE_CHECKING:
@@ -99,10 +99,20 @@ def emit_json(value: object) -> None:
     """
     if (rows := _csv.get()) is not None:
         assert isinstance(value, Mapping)
-        for line in rows.lines(value):
-            emit((plain(line).plain if sys.stdout.isatty() else line).encode())
+        _emit_csv(rows.lines(value))
         return
     emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
+
+
+def emit_head(names: Iterable[str]) -> None:
+    """With --csv, write the line of names if there was no row: so an empty result can be read too."""
+    if (rows := _csv.get()) is not None:
+        _emit_csv(rows.head(map(wire_name, names)))
+
+
+def _emit_csv(lines: Iterable[str]) -> None:
+    for line in lines:
+        emit((plain(line).plain if sys.stdout.isatty() else line).encode())
 
 
 def fields_of(record: Any, names: str = "") -> dict[str, Any]:
@@ -194,7 +204,9 @@ def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         is_number = column in right
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+        table.add_column(
+            plain(column), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+        )
     return table
 
 
@@ -211,7 +223,7 @@ def fitting_table(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, in
         table.add_row(*(Text(row[at]) for at in kept))  # not markup
     left_out = [name for name, _ in columns if name not in names]
     if left_out:
-        table.caption = f"Not shown, because the terminal is narrow: {', '.join(left_out)}"
+        table.caption = plain(f"Not shown, because the terminal is narrow: {', '.join(left_out)}")
         table.caption_justify = "left"
     return table
 
@@ -268,6 +280,7 @@ def emit_quotas(quotas: Quotas, surveys: Iterable[Survey]) -> None:
     """Write a row for each quota."""
     for row in quota_rows(quotas, surveys):
         emit_json({wire_name(name): _jsonable(value) for name, value in row.items()})
+    emit_head(QUOTA_COLUMNS)
 
 
 def masked(setting: Setting) -> Setting:

@@ -37,7 +37,7 @@ Text: TypeAlias = "str | UUID | os.PathLike[str] | HiddenText | TypedURL"
 """What is taken where a text is."""
 
 
-def text_of(value: Text | None) -> Any:
+def text_of(value: object) -> Any:
     """Return the text of what stands for one, see `Text`; anything else as it is, for a check."""
     if isinstance(value, str | type):
         return value

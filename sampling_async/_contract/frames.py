@@ -40,9 +40,12 @@ def _array(values: Sequence[Any], kind: Any) -> Any:
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:
-        # A member code may hold what UTF-8 cannot: a lone surrogate.
-        texts = [value and value.encode("utf-8", "replace").decode() for value in values]
-        return pa.array(texts, kind)
+        return pa.array([value and in_utf8(value) for value in values], kind)
+
+
+def in_utf8(text: str) -> str:
+    """Return a text without what UTF-8 cannot hold: a member code may have a lone surrogate."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def table_of(schema: Any, batches: Iterable[Any]) -> Any:
@@ -66,4 +69,4 @@ def html_table(title: str, head: Iterable[object], rows: Iterable[Iterable[objec
 def _cell(value: object) -> str:
     if isinstance(value, int | float):
         return f'<td style="text-align: right">{value:,}</td>'
-    return f'<td style="text-align: left">{escape(str(value))}</td>'
+    return f'<td style="text-align: left">{escape(in_utf8(str(value)))}</td>'

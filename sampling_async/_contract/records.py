@@ -5,6 +5,7 @@ Field names are the contract's names in snake_case, and lists are tuples. Only `
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import wraps
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 from attrs import field, frozen
 from msgspec import Meta
 
+from sampling_async._contract.checks import count_of
 from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
-from sampling_async._contract.frames import ROWS, arrow, html_table, stream_of, table_of
+from sampling_async._contract.frames import ROWS, arrow, batch_of, html_table, stream_of, table_of
 from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
 from sampling_async._contract.timing import CallResult, CallResultInSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 INT64_MAX: Final = 2**63 - 1
 
@@ -65,12 +67,13 @@ def hidden(_value: object) -> str:
     return "<hidden>"
 
 
-def counted(what: str) -> Callable[[tuple[object, ...]], str]:
-    """Return a repr of a tuple that says how many values it has."""
+def counted(what: str) -> Callable[[Collection[object]], str]:
+    """Return a repr of a tuple or mapping that says how many values it has."""
     return lambda values: f"<{len(values)} {what}>"
 
 
 _SHOWN: Final = 5  # of a long list of IDs or texts, a repr shows so many
+_IN_NOTEBOOKS: Final = 10  # how many surveys a notebook shows
 
 
 def first(values: tuple[object, ...]) -> str:
@@ -82,7 +85,7 @@ def first(values: tuple[object, ...]) -> str:
 
 def decimal_of(amount: float) -> Decimal:
     """Return an amount as the service wrote it: 0.1 and not 0.1000000000000000055."""
-    return Decimal(repr(amount))
+    return Decimal(str(amount))
 
 
 @frozen
@@ -273,7 +276,7 @@ class Quotas(_Incomplete):
     def _batches(self) -> Iterator[Any]:
         schema, rows = _quota_schema(), quota_rows(self, self.surveys)
         while some := list(islice(rows, ROWS)):
-            yield arrow().RecordBatch.from_pylist(some, schema=schema)
+            yield batch_of(schema, {name: [row[name] for row in some] for name in schema.names})
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks: the surveys with the most room."""
@@ -281,7 +284,8 @@ class Quotas(_Incomplete):
         quotas = sum(len(survey.quotas) for survey in self.surveys)
         first = f", the first {len(most)} by room" if len(most) < len(self.surveys) else ""
         return html_table(
-            f"{len(self.surveys):,} surveys with {quotas:,} quotas, {len(self.left_out):,} left out{first}",
+            f"{count_of(len(self.surveys), 'survey')} with {count_of(quotas, 'quota')},"
+            f" {len(self.left_out):,} left out{first}",
             ("survey", "wave", "name", "LOI", "IR %", "price", "completes remaining", "quotas"),
             (
                 (
@@ -303,7 +307,9 @@ def quota_rows(quotas: Quotas, surveys: Iterable[Survey]) -> Iterator[dict[str, 
     """Yield the rows of a table of quotas, of some of the surveys of an inventory."""
     for survey in surveys:
         due = survey.scheduled_completion_date
-        due = due if due.utcoffset() is None else due.astimezone(UTC).replace(tzinfo=None)
+        with suppress(OverflowError):  # services write the first and the last moment that they know of
+            due = due if due.utcoffset() is None else due.astimezone(UTC)
+        due = due.replace(tzinfo=None)
         for quota in survey.quotas:
             subs = [sub for layer in quota.layers for sub in layer.sub_quotas]
             asked = dict.fromkeys(each.question_id for sub in subs for each in sub.questions_and_answers)
@@ -331,28 +337,41 @@ def quota_rows(quotas: Quotas, surveys: Iterable[Survey]) -> Iterator[dict[str, 
             }
 
 
-_IN_NOTEBOOKS: Final = 10  # how many surveys a notebook shows
+QUOTA_COLUMNS: Final = (
+    "survey_id",
+    "wave_id",
+    "quota_id",
+    "completes_required",
+    "estimated_completes_remaining",
+    "layers",
+    "sub_quotas",
+    "question_ids",
+    "survey_name",
+    "country_id",
+    "loi",
+    "ir",
+    "price",
+    "currency_id",
+    "study_type_id",
+    "device_type_ids",
+    "is_survey_recontact",
+    "scheduled_completion_date",
+    "survey_completes_required",
+    "survey_estimated_completes_remaining",
+)
+"""The columns of `quota_rows`."""
 
 
 def _quota_schema() -> Any:
     pa = arrow()
-    whole, text = pa.int64(), pa.string()
-    return pa.schema(
-        {
-            **dict.fromkeys(("survey_id", "wave_id", "quota_id"), whole),
-            **dict.fromkeys(("completes_required", "estimated_completes_remaining"), whole),
-            **dict.fromkeys(("layers", "sub_quotas"), whole),
-            "question_ids": pa.list_(whole),
-            "survey_name": text,
-            **dict.fromkeys(("country_id", "loi", "ir"), whole),
-            "price": pa.float64(),
-            **dict.fromkeys(("currency_id", "study_type_id"), whole),
-            "device_type_ids": pa.list_(whole),
-            "is_survey_recontact": pa.bool_(),
-            "scheduled_completion_date": pa.timestamp("us"),
-            **dict.fromkeys(("survey_completes_required", "survey_estimated_completes_remaining"), whole),
-        }
-    )
+    types = {
+        **dict.fromkeys(("question_ids", "device_type_ids"), pa.list_(pa.int64())),
+        "survey_name": pa.string(),
+        "price": pa.float64(),
+        "is_survey_recontact": pa.bool_(),
+        "scheduled_completion_date": pa.timestamp("us"),
+    }
+    return pa.schema({name: types.get(name, pa.int64()) for name in QUOTA_COLUMNS})
 
 
 @seen_by_attrs(hides="url")

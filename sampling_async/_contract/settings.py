@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, overload
 from urllib.parse import quote
 
+from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import DecodeError
-from sampling_async._contract.records import REFERENCE_DATA_KEY, Setting, folded
+from sampling_async._contract.records import REFERENCE_DATA_KEY, Setting, first, folded
 from sampling_async._contract.timing import CallResultInSlots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sampling_async._contract.checks import Text
 
 
 class MemberURL(str):
@@ -19,9 +22,9 @@ class MemberURL(str):
 
     __slots__ = ()
 
-    def for_member(self, pid: str) -> str:
+    def for_member(self, pid: Text) -> str:
         """Return the URL with every `[pid]` replaced by `pid`, percent-encoded."""
-        return self.replace("[pid]", quote(pid, safe=""))
+        return self.replace("[pid]", quote(text_of(pid), safe=""))
 
 
 class PartnerSettings(CallResultInSlots, Sequence[Setting]):
@@ -39,7 +42,7 @@ class PartnerSettings(CallResultInSlots, Sequence[Setting]):
         self._by_name = {folded(setting.name): setting for setting in reversed(self._settings)}
 
     def __repr__(self) -> str:
-        return f"PartnerSettings({list(self._settings)!r})"
+        return f"PartnerSettings{first(tuple(setting.name for setting in self._settings))}"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PartnerSettings):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
+from sampling_async._contract.checks import not_negative, positive
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -38,8 +40,8 @@ class LearnedRates:
 
     surveys: Mapping[int, tuple[int, int]] = field(factory=dict[int, tuple[int, int]], repr=False)
     quotas: Mapping[int, tuple[int, int]] = field(factory=dict[int, tuple[int, int]], repr=False)
-    weight: float = _WEIGHT
-    follow: float = 1.0
+    weight: float = field(default=_WEIGHT, validator=positive)
+    follow: float = field(default=1.0, validator=not_negative)
 
     def chance(self, survey: Survey, quota_id: int | None = None) -> float:
         """Return the chance that an invite ends in a complete, from 0 to 1: of a quota, or of its survey."""
@@ -48,7 +50,7 @@ class LearnedRates:
 
     def _drawn(self, counts: tuple[int, int] | None, expected: float) -> float:
         invites, completes = counts or (0, 0)
-        return (completes + self.weight * expected) / (invites + self.weight)
+        return min(1.0, (completes + self.weight * expected) / (invites + self.weight))
 
     def fitted(self, surveys: Iterable[Survey]) -> LearnedRates:
         """Return these rates with `follow` as the invites of some surveys have shown it.

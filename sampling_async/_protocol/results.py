@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args, over
 import msgspec
 from attrs import evolve, frozen
 
+from sampling_async._contract.checks import count_of
 from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.frames import ROWS, arrow, batch_of, html_table, stream_of, table_of
 from sampling_async._contract.records import Invite
@@ -414,7 +415,7 @@ class BulkInviteResult(CallResultInSlots, _OutcomeSequence):
             (status, "" if code is None else f"{code} {ResultCode.name_of(code) or ''}", number)
             for (status, code), number in counted.most_common()
         )
-        return html_table(f"{len(self):,} quota IDs", ("status", "result code", "quota IDs"), rows)
+        return html_table(count_of(len(self), "quota ID"), ("status", "result code", "quota IDs"), rows)
 
     def resendable(self) -> tuple[int, ...]:
         """Return the quota IDs that are safe to send again: those of `not_sent`, each once, in their order."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from attrs import field, frozen
 
 from sampling_async._contract.records import counted
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async.campaign._summary import QuotaFill, Summary
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ Figure: TypeAlias = "float | None"
 
 
 def _of_ends(name: str) -> Callable[[Summary], Figure]:
-    return lambda summary: None if summary.ends is None else float(getattr(summary.ends.total, name))
+    return lambda summary: None if summary.ends is None else getattr(summary.ends.total, name)
+
+
+def _revenue(summary: Summary) -> Figure:
+    return None if summary.ends is None else float(summary.ends.total.revenue)
 
 
 def _conversion(summary: Summary) -> Figure:
@@ -38,7 +43,7 @@ FIGURES: Final[Mapping[str, tuple[str, Callable[[Summary], Figure]]]] = {
     "expected_value": ("Expected value", lambda summary: summary.expected_value),
     "completed": ("Completes", _of_ends("completed")),
     "conversion": ("Conversion", _conversion),
-    "revenue": ("Revenue", _of_ends("revenue")),
+    "revenue": ("Revenue", _revenue),
     "reconciled": ("Reconciled", _of_ends("reconciled")),
 }
 """The figures of a night: their names, and where they stand in a summary. None is not known."""
@@ -65,9 +70,11 @@ class ComparedNight:
 
     @property
     def codes(self) -> dict[str, int]:
-        """Refused pairs by result code and name."""
+        """Refused pairs by result code and name. A service may change its names: a known code has one name."""
         return {
-            "no response" if each.result_code is None else f"{each.result_code} {each.result}": each.pairs
+            "no response"
+            if each.result_code is None
+            else f"{each.result_code} {ResultCode.name_of(each.result_code) or each.result}": each.pairs
             for each in self.summary.codes
             if each.lesson or each.result_code is None
         }
@@ -158,5 +165,5 @@ def changed(values: Sequence[Figure]) -> list[str]:
 def _change(before: Figure, after: Figure) -> str:
     if not before or after is None:
         return ""
-    percent = round(100 * (after - before) / before)
+    percent = round(100 * (after - before) / abs(before))
     return f"{percent:+,} %" if percent else "0 %"

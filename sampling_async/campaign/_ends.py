@@ -55,16 +55,16 @@ def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: Outco
     fills = {fill.quota_id: fill for fill in quotas}
     by_quota: dict[int, _Sums] = {}
     for quota_id, invited in ledger.read("SELECT quota, count(*) FROM invites GROUP BY quota"):
-        value = fills[quota_id].value if quota_id in fills else 0.0
-        by_quota[quota_id] = _Sums(Counter(invited=invited), invited * value)
+        if quota_id in fills:  # a run that is active may have added one since
+            by_quota[quota_id] = _Sums(Counter(invited=invited), invited * fills[quota_id].value)
     by_hour: dict[int, _Sums] = {}
     reasons: Counter[str] = Counter()
     entered: set[tuple[str, int]] = set()
     for row in outcomes.read_rows():
         invite = _invite_of(ledger, row)
-        if invite is None:
+        sums = None if invite is None else by_quota.get(invite.quota)
+        if invite is None or sums is None:
             continue
-        sums = by_quota[invite.quota]
         # A routed member has several rows for one invite.
         if row.entered_at is not None and (row.member_code, invite.quota) not in entered:
             entered.add((row.member_code, invite.quota))

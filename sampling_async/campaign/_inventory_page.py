@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from attrs import frozen
 
 from sampling_async import Quota, Survey
+from sampling_async._contract.checks import count_of
 from sampling_async._protocol.rates import qualifying
 from sampling_async.campaign import _charts as charts
 from sampling_async.campaign._charts import Dot
@@ -172,7 +173,7 @@ def _plot(surveys: Sequence[Survey]) -> Markup | str:
         for survey in shown
     ]
     label = (
-        f"{len(shown):,} surveys by LOI in minutes and price; the size of a dot is its room, the colour its IR."
-        " The table below has the same in bands."
+        f"{count_of(len(shown), 'survey')} by LOI in minutes and price; the size of a dot is its room, the"
+        " colour its IR. The table below has the same in bands."
     )
     return charts.scatter(dots, across="LOI, minutes", unit="price", label=label)

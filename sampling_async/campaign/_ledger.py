@@ -13,6 +13,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async import Invite, InviteOutcome
+from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.requests import member_code_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
+    from sampling_async._contract.checks import Text
     from sampling_async.campaign._ledger_file import Notes
 
 T = TypeVar("T")
@@ -343,7 +345,7 @@ def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T
         ledger.close()
 
 
-def erase_from_ledger(path: str | os.PathLike[str], member_code: str) -> bool:
+def erase_from_ledger(path: str | os.PathLike[str], member_code: Text) -> bool:
     """Erase a member from the ledger of a campaign; False if it has no such member.
 
     The numbers of pairs, invites and costs stay. The member code and the links of its invites go, and nothing
@@ -355,7 +357,7 @@ def erase_from_ledger(path: str | os.PathLike[str], member_code: str) -> bool:
 
     def erase(ledger: CampaignLedger) -> bool:
         ledger.lock()
-        return ledger.erase(member_code)
+        return ledger.erase(text_of(member_code))
 
     return with_ledger(path, erase)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from attrs import evolve, field, frozen
 
-from sampling_async._contract.checks import number_from_0
+from sampling_async._contract.checks import count_of, number_from_0
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import Lesson, Rule, rule_for
@@ -85,10 +85,13 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.members:,} members, {self.matched:,} of them with quotas",
-            f"{self.pairs:,} pairs in {self.requests:,} requests, {self.certain:,} of them match certainly",
-            f"{self.expected_invites:,} invites expected, worth {self.expected_value:,.2f}",
-            f"{self.quotas:,} quotas with room for {self.room:,} invites",
+            f"{count_of(self.members, 'member')}, {self.matched:,} of them with quotas",
+            (
+                f"{count_of(self.pairs, 'pair')} in {count_of(self.requests, 'request')},"
+                f" {self.certain:,} of them match certainly"
+            ),
+            f"{count_of(self.expected_invites, 'invite')} expected, worth {self.expected_value:,.2f}",
+            f"{count_of(self.quotas, 'quota')} with room for {count_of(self.room, 'invite')}",
             *(f"limit: {name}: {value}" for name, value in self.limits.items()),
             *(f"note: {warning}" for warning in self.warnings),
         ]

@@ -13,6 +13,7 @@ from attrs import define, field
 
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._bulk.inputs import PromptItems
+from sampling_async._contract.checks import count_of
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.requests import request_of
@@ -301,7 +302,7 @@ class CampaignRun:
 
     def _cap(self) -> str:
         if self.limits.max_invites is not None and self._book.committed >= self.limits.max_invites:
-            return f"the cap of {self.limits.max_invites:,} invites is reached"
+            return f"the cap of {count_of(self.limits.max_invites, 'invite')} is reached"
         return f"the cap on spend, {self.limits.max_spend:,}, is reached"
 
     # --- Waiting

@@ -19,6 +19,7 @@ from sampling_async.matching._result import MatchResult, QuotaIds
 from sampling_async.matching._segment import CompiledPart, Rank, most_wanted
 
 if TYPE_CHECKING:
+    from sampling_async._contract.checks import Text
     from sampling_async.matching._program import Diagnostic, Target
 
 T = TypeVar("T")
@@ -208,7 +209,7 @@ class QuotaIndex:
         index._open = self._open.copy()  # noqa: SLF001  its own class
         return index
 
-    def recontact(self, quota_id: int, member_codes: Collection[str]) -> None:
+    def recontact(self, quota_id: int, member_codes: Collection[Text]) -> None:
         """Set the codes of the members that a quota is for; they replace an earlier list of this quota.
 
         A quota of a recontact survey without a list is possible at most.
@@ -216,9 +217,9 @@ class QuotaIndex:
         Raises:
             InvalidRequestError: `member_codes` is one text, or holds something else than texts.
         """
-        if isinstance(member_codes, str):
+        if isinstance(text_of(member_codes), str):
             raise InvalidRequestError("member_codes must be a list or a set, not one text")
-        codes = frozenset(member_codes)
+        codes = frozenset(map(text_of, member_codes))
         if not all(isinstance(code, str) for code in codes):
             raise InvalidRequestError(f"the member codes of quota {quota_id} must be texts, all of them")
         # Replace the dict, do not change it: another thread may be iterating over it in `match`.
@@ -254,7 +255,7 @@ class QuotaIndex:
         device_type: int | None = None,
         exclude_surveys: Iterable[int] | None = None,
         participations: Iterable[Participation] | None = None,
-        member_code: str | None = None,
+        member_code: Text | None = None,
     ) -> MatchResult:
         """Return the quotas that a member matches or may match.
 
@@ -372,7 +373,7 @@ class MemberOptions(TypedDict, total=False):
     device_type: int | None
     exclude_surveys: Iterable[int] | None
     participations: Iterable[Participation] | None
-    member_code: str | None
+    member_code: Text | None
 
 
 class _MatchArguments(NamedTuple):
@@ -390,7 +391,7 @@ def _asking(
     device_type: int | None = None,
     exclude_surveys: Iterable[int] | None = None,
     participations: Iterable[Participation] | None = None,
-    member_code: str | None = None,
+    member_code: Text | None = None,
 ) -> _MatchArguments:
     if isinstance(profile, Member):
         member, profile = profile, profile.profile
@@ -408,7 +409,7 @@ def _asking(
     for each in took_part:
         if not isinstance(each, Participation):
             raise InvalidRequestError(f"each of participations is a Participation, not a {type(each).__name__}")
-    return _MatchArguments(lasting(profile), device_type, excluded, took_part, member_code)
+    return _MatchArguments(lasting(profile), device_type, excluded, took_part, text_of(member_code))
 
 
 def _listed(several: Iterable[T] | None, name: str) -> tuple[T, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from attrs import frozen
 
-from sampling_async._contract.checks import whole_number
+from sampling_async._contract.checks import count_of, whole_number
 from sampling_async.matching._bits import ascending
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class QuotaIds(Sequence[int]):
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, islice(self, 3)))
-        return f"<{len(self)} quota IDs: {shown}{', ...' if len(self) > 3 else ''}>"  # noqa: PLR2004
+        return f"<{count_of(len(self), 'quota ID')}: {shown}{', ...' if len(self) > 3 else ''}>"  # noqa: PLR2004
 
     def __reversed__(self) -> Iterator[int]:
         return reversed(tuple(self))

@@ -213,11 +213,11 @@ class ForgedError(ValueError):
 
 
 def verify_redirect(
-    url: str,
+    url: Text,
     secrets: Text | Iterable[Text],
     *,
     parameter: str | None = None,
-    end_page: str | Iterable[str] | None = None,
+    end_page: Text | Iterable[Text] | None = None,
 ) -> bool:
     """Return whether a redirect to an end page was signed with one of the secrets.
 
@@ -252,7 +252,7 @@ def verify_redirect(
     del secrets
     if isinstance(known, str):
         raise InvalidRequestError(known)
-    start, ampersand, last = url.partition("#")[0].rpartition("&")
+    start, ampersand, last = text_of(url).partition("#")[0].rpartition("&")
     name, equals, signature = last.partition("=")
     if not ampersand or not equals or (parameter is not None and name.casefold() != parameter.casefold()):
         return False
@@ -261,7 +261,7 @@ def verify_redirect(
     return any(is_signed(f"{each}?{query}", signature, known) for each in pages)
 
 
-def _signed_pages(page: str, configured: str | Iterable[str] | None) -> list[str]:
+def _signed_pages(page: str, configured: Text | Iterable[Text] | None) -> list[str]:
     """Return the texts that may have been signed: the parts of a URL before its query."""
     if configured is None:
         return [page, *([page[:-1]] if page.endswith("/") and page.count("/") == _SLASHES else [])]

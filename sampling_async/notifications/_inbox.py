@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 import anyio
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import require_functions, require_instance, texts_of, whole_number
+from sampling_async._contract.checks import require_functions, require_instance, text_of, texts_of, whole_number
 from sampling_async._contract.records import safe_repr
 from sampling_async._pacing.threads import in_thread, join_uncancelled, start
 from sampling_async.notifications._access import AccessControl, ForgedError, Signatures
@@ -179,7 +179,7 @@ class Inbox:
         """
         return NotificationsApp(self._admit, self._keep)
 
-    def urls(self, base: str) -> dict[Kind, str]:
+    def urls(self, base: Text) -> dict[Kind, str]:
         """Return the URL of each kind that has a setting, to be entered at the operator. They hold secrets.
 
         `base` is the URL that `app` is reached at from outside. Reconciliations come to the URLs of completions
@@ -188,7 +188,8 @@ class Inbox:
         Raises:
             InvalidRequestError: `base` is no http or https URL.
         """
-        if not re.match(r"https?://[^/?#]", base, re.IGNORECASE):
+        base = text_of(base)
+        if not isinstance(base, str) or not re.match(r"https?://[^/?#]", base, re.IGNORECASE):
             raise InvalidRequestError(f"the public URL must be like https://partner.example, not {base!r:.60}")
         return {kind: f"{base.rstrip('/')}{self.path(kind)}" for kind in SETTINGS}
 

@@ -154,4 +154,4 @@ def failing(what: str, store: str) -> Generator[None]:
         error = kind(f"the store {store} {what}: {reason}", permanent=permanent)
     else:
         return
-    raise error
+    raise error from None  # the frames of the driver hold the password

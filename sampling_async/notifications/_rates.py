@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 _RATES: Final = """
 SELECT i.survey, i.quota, count(*), sum(CASE WHEN EXISTS (
     SELECT 1 FROM facts AS f WHERE f.kind = 'completion' AND f.standing = 'stands' AND f.corrects IS NULL
-    AND (f.key = i.key OR (f.member = i.member AND f.origin = i.survey))
+    -- Wave 0 means that the service named none.
+    AND (f.key = i.key OR (
+        f.member = i.member AND i.survey = coalesce(f.origin, CASE f.wave WHEN 0 THEN f.survey END)
+    ))
 ) THEN 1 ELSE 0 END) FROM invites AS i WHERE {at} >= ? AND {at} < ? GROUP BY i.survey, i.quota
 """
 

@@ -8,10 +8,11 @@ from math import isfinite
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from sampling_async import InvalidRequestError
+from sampling_async._contract.records import counted
 from sampling_async._protocol.rates import LearnedRates, qualifying
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class Terms:
     All are by ID. Surveys without a cap are missing.
     """
 
-    rooms: Mapping[int, int]
-    values: Mapping[int, float]
-    survey_rooms: Mapping[int, int]
+    rooms: Mapping[int, int] = field(repr=counted("quotas"))
+    values: Mapping[int, float] = field(repr=counted("quotas"))
+    survey_rooms: Mapping[int, int] = field(repr=counted("surveys"))
 
 
 def terms_of(market: Market, quota_ids: Sequence[int], survey_ids: Sequence[int]) -> Terms:
