@@ -323,9 +323,24 @@ def show_end(summary: Summary, reason: str) -> None:
         f"{count_of(summary.requests, 'request')}, expected value {worth},"
         f" success rate {summary.success_rate:.1%}"
     )
+    if ends := ends_text(summary):
+        console.print(show.plain(ends))
     print_codes(summary, console)
     if summary.pairs.unknown:
         console.print("Unknown: an invite may exist; such a pair is not requested again.")
+
+
+def ends_text(summary: Summary) -> str:
+    """Return what the invites have brought, in one line; an empty text if that is not known."""
+    if summary.ends is None:
+        return ""
+    total = summary.ends.total
+    rate = "" if total.rate is None else f" ({total.rate:.1%} of {count_of(total.invited, 'invite')})"
+    taken_back = f", {count_of(total.reconciled, 'reconciliation')}" * bool(total.reconciled)
+    return (
+        f"{count_of(total.completed, 'complete')}{rate}, {count_of(total.terminated, 'terminate')}{taken_back},"
+        f" revenue {money(float(total.revenue), summary.currency_id)}"
+    )
 
 
 def show_limits(limits: Limits, *, is_running: bool) -> None:
