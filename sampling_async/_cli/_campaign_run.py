@@ -254,7 +254,7 @@ def _rates_of(settings: Settings) -> LearnedRates | float:
         show.note(f"Rates of {count_of(counted, 'invite')} are used.")
     else:
         show.warn(
-            f"{settings.rates_from} has no recorded invite that is older than six hours, so the IR counts as it is."
+            f"{settings.rates_from} has no recorded invite that is older than six hours, so the IR counts."
             " To record invites: sampling-async outcomes --store STORE --invites LEDGER"
         )
     return rates

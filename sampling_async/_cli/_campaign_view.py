@@ -198,10 +198,11 @@ def figures_view(metrics: RunMetrics) -> Table:
     table = Table.grid(Column(no_wrap=True, overflow="ellipsis"), padding=(0, 1, 0, 0))
     run, pairs, state = metrics.run, metrics.run.pairs, _WORDS.get(metrics.state, metrics.state)
     done = pairs.planned - pairs.pending
-    head = Table.grid(*(Column(no_wrap=True) for _ in range(3)), padding=(0, 1, 0, 0))
+    # On a narrow terminal, the bar is what gets shorter.
+    head = Table.grid(Column(no_wrap=True), Column(max_width=_BAR), Column(no_wrap=True), padding=(0, 1, 0, 0))
     head.add_row(
         Text(f"{state:<{_WIDEST}}", style=_STATES.get(metrics.state, "bold")),
-        ProgressBar(total=max(pairs.planned, 1), completed=done, width=_BAR),
+        ProgressBar(total=max(pairs.planned, 1), completed=done),
         f"{done:,}/{count_of(pairs.planned, 'pair')}  {done / max(pairs.planned, 1):.0%}",
     )
     table.add_row(head)
