@@ -42,7 +42,7 @@ T = TypeVar("T")
 __all__ = ["Outcomes", "write_parquet", "write_postgres"]
 
 Outcomes: TypeAlias = "AsyncIterable[InviteOutcome]"
-"""Where outcomes come from: `client.fan_out(...)`, a run of a campaign, `journal.outcomes()`, or any other."""
+"""A source of outcomes, such as `client.fan_out(...)`, a run of a campaign, or `journal.outcomes()`."""
 
 _TABLE: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 _SECONDS: Final = 1.0  # after so long, what has come is written with the next outcome
