@@ -64,7 +64,7 @@ def test_a_few_members_are_not_enough():
     text = text_of(inventory_page(SURVEYS, fits))
     assert "Somebody fits each quota with room" in text
     short = [quota for quota in QUOTAS if quota.estimated_completes_remaining > 1]
-    assert f"{len(short)} quotas with fewer members" in text
+    assert f"{len(short)} quotas with more room than members" in text
 
 
 def test_odd_inventories_are_no_error():
