@@ -167,10 +167,11 @@ class CampaignJob:
             # The bar covers this only, so that errors are printed after it has disappeared.
             with show.progress_bar(total_known=True) as bar:
                 task = bar.add_task("Matching the panel", total=None)
-                await make(
-                    campaign(client, **inventory),
-                    on_members=lambda members, total: bar.update(task, completed=members, total=total),
-                )
+
+                def show_members(members: int, total: int | None) -> None:
+                    bar.update(task, completed=members, total=total)
+
+                await make(campaign(client, **inventory), on_members=show_members)
 
         if self.options.inventory is None:
             self.service.call(made, key=self._key())
