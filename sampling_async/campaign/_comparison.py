@@ -21,11 +21,15 @@ Figure: TypeAlias = "float | None"
 
 
 def _of_ends(name: str) -> Callable[[Summary], Figure]:
-    return lambda summary: None if summary.ends is None else float(getattr(summary.ends.total, name))
+    return lambda summary: None if summary.ends is None else getattr(summary.ends.total, name)
 
 
 def _conversion(summary: Summary) -> Figure:
     return None if summary.ends is None else summary.ends.total.rate
+
+
+def _revenue(summary: Summary) -> Figure:
+    return None if summary.ends is None else float(summary.ends.total.revenue)
 
 
 FIGURES: Final[Mapping[str, tuple[str, Callable[[Summary], Figure]]]] = {
@@ -38,7 +42,7 @@ FIGURES: Final[Mapping[str, tuple[str, Callable[[Summary], Figure]]]] = {
     "expected_value": ("Expected value", lambda summary: summary.expected_value),
     "completed": ("Completes", _of_ends("completed")),
     "conversion": ("Conversion", _conversion),
-    "revenue": ("Revenue", _of_ends("revenue")),
+    "revenue": ("Revenue", _revenue),
     "reconciled": ("Reconciled", _of_ends("reconciled")),
 }
 """The figures of a night: their names, and where they stand in a summary. None is not known."""
