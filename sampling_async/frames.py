@@ -42,7 +42,7 @@ T = TypeVar("T")
 __all__ = ["Outcomes", "write_parquet", "write_postgres"]
 
 Outcomes: TypeAlias = "AsyncIterable[InviteOutcome]"
-"""Where outcomes come from: `client.fan_out(...)`, a run of a campaign, `journal.outcomes()`, or any other."""
+"""A source of outcomes, such as `client.fan_out(...)`, a run of a campaign, or `journal.outcomes()`."""
 
 _TABLE: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 _SECONDS: Final = 1.0  # after so long, what has come is written with the next outcome
@@ -54,20 +54,22 @@ async def write_parquet(
 ) -> dict[OutcomeStatus, int]:
     """Write outcomes to a Parquet file, and return how many have each status. It needs the extra `panel`.
 
-    The columns are those of `BulkInviteResult.to_arrow`, so member codes and links are in the file: only its
-    owner can read it. A stream that was not entered is entered and left here, after the file was made. The file
-    has a name that ends in `.part` until it is complete. If the stream fails or is cancelled, what has come is
-    in that file, also the quota IDs whose outcome is `left_over`, and a note of the error names it. After a
-    kill, or on a full disk, it cannot be read: a `journal=` of the fan-out survives that.
+    The columns are those of `BulkInviteResult.to_arrow`. The file holds member codes and links, so only its
+    owner can read it. A stream that was not entered yet is entered here, after the file was made, and left at
+    the end.
+
+    Until the file is complete, its name ends in `.part`. If the stream fails or is cancelled, the outcomes so
+    far are in that file, those of `left_over` too, and a note of the error names it. After a kill, or on a full
+    disk, it cannot be read: a `journal=` of the fan-out survives that.
 
     Args:
         outcomes: Where they come from.
         path: The file.
         replace: Whether to replace a file that is there.
-        rows: How many outcomes are kept in memory, and make a group of rows in the file.
+        rows: The most outcomes in memory, and in a row group of the file.
 
     Raises:
-        InvalidRequestError: The file is there, or one that ends in `.part`. Nothing was sent.
+        InvalidRequestError: The file exists, or one that ends in `.part`. Nothing was sent.
         OSError: The file cannot be written.
         ImportError: pyarrow is missing.
     """
@@ -86,22 +88,22 @@ async def write_postgres(
 ) -> dict[OutcomeStatus, int]:
     """Append outcomes to a table of PostgreSQL by COPY, and return how many have each status.
 
-    It needs the extra `postgres`. The table is made if there is none: a row an outcome, with the
-    columns of `BulkInviteResult.to_arrow` and `written_at`. One that is there may have others, with defaults.
-    Rows are stored together: so many, or those of a second. If the stream fails or is cancelled, what has come
-    is stored before the error is raised, also the quota IDs whose outcome is `left_over`.
+    It needs the extra `postgres`. The table is made if there is none. It has a row for each outcome, with the
+    columns of `BulkInviteResult.to_arrow` and `written_at`. An existing table may have further columns, with
+    defaults. Rows are committed together: `rows` of them, or those of a second. If the stream fails or is
+    cancelled, the outcomes so far are stored before the error is raised, those of `left_over` too.
 
     Args:
         outcomes: Where they come from.
         dsn: The address, as `postgresql://user@host:5432/database`.
         table: The name of the table: small letters, digits and _.
-        schema: The schema of the table, also if the address names one for a store.
-        rows: How many outcomes are kept in memory at most.
+        schema: The schema of the table. One that the address names is not used.
+        rows: The most outcomes in memory.
         clock: The clock, in seconds.
 
     Raises:
         InvalidRequestError: The address or a name cannot be read.
-        StoreError: The database cannot be reached or written. If it is so from the start, nothing was sent.
+        StoreError: The database cannot be reached or written. If this happens at the start, nothing was sent.
         ImportError: psycopg is missing.
     """
     address = [dsn]
@@ -191,13 +193,13 @@ class _ParquetFile:
 
     def open(self) -> None:
         if self._path.exists() and not self._replace:
-            raise InvalidRequestError(f"{self._path} is there; name another file, or give replace=True")
+            raise InvalidRequestError(f"{self._path} already exists; name another file, or give replace=True")
         schema, parquet = outcome_schema(), import_module("pyarrow.parquet")
         try:
             make_private(self._part)
         except FileExistsError:
             raise InvalidRequestError(
-                f"{self._part} is left of a writing that ended early, and may hold invites; move it away"
+                f"{self._part} is of a run that ended early, and may hold invites; move it away"
             ) from None
         self._writer = parquet.ParquetWriter(self._part, schema)
 

@@ -348,6 +348,7 @@ def test_rates_are_taken_from_the_ledger_of_outcomes(service):
     async def record() -> None:
         invites = [each async for each in Campaign(None, ledger="first/campaign.ledger").invites()]
         assert await OutcomeLedger("notifications.db").invited(invites, at=datetime(2026, 1, 1, tzinfo=UTC))
+        assert await OutcomeLedger("young.db").invited(invites)
 
     anyio.run(record)
     plans = {}
@@ -358,6 +359,9 @@ def test_rates_are_taken_from_the_ledger_of_outcomes(service):
     with closing(sqlite3.connect("learned/campaign.ledger")) as database:
         (saved,) = database.execute("SELECT value FROM facts WHERE name = 'command'").fetchone()
     assert json.loads(saved)["rates_from"] == str(Path("notifications.db").absolute())
+    assert re.search(r"Rates of \d+ invites are used", result.stderr)
+    result = campaign("panel.jsonl", "--out", "early", "--dry-run", "--rates-from", "young.db")
+    assert "no recorded invite that is older than six hours" in result.stderr
     both = ("--rates-from", "notifications.db", "--rate", 0.5)
     result = campaign("panel.jsonl", "--out", "both", "--dry-run", *both, code=2)
     assert "give one of them" in result.stderr
@@ -373,6 +377,19 @@ def test_a_plan_that_cannot_be_made_leaves_no_folder(service, monkeypatch):
     for out in ("nights/one", "mine"):
         campaign("panel.jsonl", "--out", out, "--yes", code=3)
     assert (list(Path("nights").iterdir()), list(Path("mine").iterdir())) == ([], [])
+
+
+def test_a_report_says_in_a_line_what_the_invites_have_brought(service):
+    started("--allocate", 2)
+    assert "complete" not in campaign("report", "out").stderr
+
+    async def record() -> int:
+        invites = [each async for each in Campaign(None, ledger="out/campaign.ledger").invites()]
+        return await OutcomeLedger("notifications.db").invited(invites)
+
+    invites = anyio.run(record)
+    result = campaign("report", "out", "--notifications", "notifications.db")
+    assert f"0 completes (0.0% of {invites} invites), 0 terminates, revenue 0.00" in result.stderr
 
 
 @pytest.mark.parametrize("more", [(), ("--html", "page.html")])

@@ -63,6 +63,12 @@ def test_campaigns_stand_in_the_order_of_their_plans():
     assert found.codes == {"28 QUOTA_FULL": [20, 140], "no response": [0, 0]}
 
 
+def test_counts_are_whole_numbers_in_json():
+    (night,) = compare({"b": SECOND}).to_dict()["nights"]
+    found = {name: night[name] for name in ("invited", "completed", "reconciled", "revenue")}
+    assert json.dumps(found) == '{"invited": 60, "completed": 20, "reconciled": 0, "revenue": 31.5}'
+
+
 def test_what_has_changed_most_is_said_first():
     assert compare({"a": FIRST, "b": SECOND}).changes() == [
         "Success rate: 80.0% before, 30.0% now",

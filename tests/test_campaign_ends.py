@@ -82,9 +82,12 @@ async def test_what_was_expected_is_that_of_the_summary_and_later_more_has_ended
 
 async def test_entered_invites_are_counted(tmp_path):
     night = await Night(tmp_path).run()
+    assert "entered" not in report(await night.campaign.summary(night.ledger))
     for outcome in night.outcomes[:7]:
         await night.ledger.entered(outcome.member_code, outcome.quota_id)
-    assert (await night.campaign.summary(night.ledger)).ends.total.entered == 7
+    summary = await night.campaign.summary(night.ledger)
+    assert summary.ends.total.entered == 7
+    assert "7 of all invites were entered" in report(summary)
 
 
 async def test_ends_of_other_invites_are_not_those_of_the_campaign(tmp_path):

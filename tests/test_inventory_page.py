@@ -61,9 +61,9 @@ def test_room_that_nobody_fits_is_named_with_its_questions_those_worth_most_firs
 def test_a_few_members_are_not_enough():
     fits = {quota.quota_id: (1, 0) for quota in QUOTAS}
     text = text_of(inventory_page(SURVEYS, fits))
-    assert "Each quota with room is fitted by somebody" in text
+    assert "Somebody fits each quota with room" in text
     short = [quota for quota in QUOTAS if quota.estimated_completes_remaining > 1]
-    assert f"{len(short)} quotas with fewer members" in text
+    assert f"{len(short)} quotas with more room than members" in text
 
 
 def test_odd_inventories_are_no_error():

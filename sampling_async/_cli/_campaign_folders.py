@@ -99,11 +99,11 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings,
 def write_report(folder: Path, given: Settings) -> None:
     """Write the files of a campaign; what is not given is as the run had it."""
 
-    def write(ledger: CampaignLedger) -> None:
+    def write(ledger: CampaignLedger) -> Summary:
         settings = given.over(saved_in(ledger).settings)
         partitions, kind = settings.partition or (), settings.format or "parquet"
         title, outcomes = title_of(folder), ledger_of_outcomes(settings)
-        write_files(
+        return write_files(
             ledger,
             LESSONS,
             folder,
@@ -114,5 +114,6 @@ def write_report(folder: Path, given: Settings) -> None:
             outcomes=outcomes,
         )
 
-    _in_ledger(folder, write)
+    if ends := view.ends_text(_in_ledger(folder, write)):
+        show.note(ends)
     show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")

@@ -85,8 +85,8 @@ class Settings:
     rate: float | None = _of_plan("X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.")
     rates_from: str | None = _of_plan(
         "FILE|ADDRESS",
-        "The store of `notifications serve`: quotas and surveys are valued and filled by the share of their "
-        "invites that ended in a complete so far, in place of the IR and --rate.",
+        "The store of `notifications serve`: the share of invites that ended in a complete so far counts in "
+        "place of the IR and --rate, by quota and survey.",
     )
     cost: float | None = _of_plan("X", "What an invite costs you. Default: 0.", min=0)
     watch: float | None = _of_run(
@@ -96,7 +96,8 @@ class Settings:
     )
     notifications: str | None = _of_run(
         "FILE|ADDRESS",
-        "The store of `notifications serve`: quotas that it reports as closed are not requested.",
+        "The store of `notifications serve`: quotas that it reports as closed are not requested, and the "
+        "report has completes and revenue.",
     )
     max_turns: int | None = _of_run(
         "N", "The most requests for one member, if some of its quotas are refused. Default: 3.", min=1

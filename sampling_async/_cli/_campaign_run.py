@@ -248,7 +248,16 @@ def _allocate(settings: Settings, rates: LearnedRates | float) -> Allocate:
 def _rates_of(settings: Settings) -> LearnedRates | float:
     if settings.rates_from is None:
         return settings.rate or 1.0
-    return anyio.run(OutcomeLedger(existing_store(settings.rates_from)).rates)
+    rates = anyio.run(OutcomeLedger(existing_store(settings.rates_from)).rates)
+    counted = sum(invites for invites, _ in rates.surveys.values())
+    if counted:
+        show.note(f"Rates of {count_of(counted, 'invite')} are used.")
+    else:
+        show.warn(
+            f"{settings.rates_from} has no recorded invite that is older than six hours, so the IR counts."
+            " To record invites: sampling-async outcomes --store STORE --invites LEDGER"
+        )
+    return rates
 
 
 def _require_saveable(option: str, address: str) -> None:

@@ -198,10 +198,11 @@ def figures_view(metrics: RunMetrics) -> Table:
     table = Table.grid(Column(no_wrap=True, overflow="ellipsis"), padding=(0, 1, 0, 0))
     run, pairs, state = metrics.run, metrics.run.pairs, _WORDS.get(metrics.state, metrics.state)
     done = pairs.planned - pairs.pending
-    head = Table.grid(*(Column(no_wrap=True) for _ in range(3)), padding=(0, 1, 0, 0))
+    # On a narrow terminal, the bar is what gets shorter.
+    head = Table.grid(Column(no_wrap=True), Column(max_width=_BAR), Column(no_wrap=True), padding=(0, 1, 0, 0))
     head.add_row(
         Text(f"{state:<{_WIDEST}}", style=_STATES.get(metrics.state, "bold")),
-        ProgressBar(total=max(pairs.planned, 1), completed=done, width=_BAR),
+        ProgressBar(total=max(pairs.planned, 1), completed=done),
         f"{done:,}/{count_of(pairs.planned, 'pair')}  {done / max(pairs.planned, 1):.0%}",
     )
     table.add_row(head)
@@ -323,9 +324,24 @@ def show_end(summary: Summary, reason: str) -> None:
         f"{count_of(summary.requests, 'request')}, expected value {worth},"
         f" success rate {summary.success_rate:.1%}"
     )
+    if ends := ends_text(summary):
+        console.print(show.plain(ends))
     print_codes(summary, console)
     if summary.pairs.unknown:
         console.print("Unknown: an invite may exist; such a pair is not requested again.")
+
+
+def ends_text(summary: Summary) -> str:
+    """Return what the invites have brought, in one line; an empty text if that is not known."""
+    if summary.ends is None:
+        return ""
+    total = summary.ends.total
+    rate = "" if total.rate is None else f" ({total.rate:.1%} of {count_of(total.invited, 'invite')})"
+    taken_back = f", {count_of(total.reconciled, 'reconciliation')}" * bool(total.reconciled)
+    return (
+        f"{count_of(total.completed, 'complete')}{rate}, {count_of(total.terminated, 'terminate')}{taken_back},"
+        f" revenue {money(float(total.revenue), summary.currency_id)}"
+    )
 
 
 def show_limits(limits: Limits, *, is_running: bool) -> None:

@@ -27,15 +27,16 @@ def qualifying(survey: Survey) -> float:
 class LearnedRates:
     """The share of invites that end in a complete, by quota and survey, as `OutcomeLedger.rates` returns it.
 
-    A quota with few invites is drawn towards its survey, and a survey with few towards its incidence rate times
-    `follow`: the share of a quota is that of its invites and of `weight` more, whose share is that of its
-    survey.
+    Few invites say little. So `weight` invites are added to those of a quota, with the share of its survey, and
+    to those of a survey, with its incidence rate times `follow`. For example, 2 of 5 invites of a quota ended
+    in a complete, and the share of its survey is 10 %. With a `weight` of 20, the share of the quota is then
+    (2 + 20 x 0.1) / (5 + 20), which is 16 %.
 
     Attributes:
-        surveys: Invites, and those of them that ended in a complete, by survey ID.
+        surveys: The number of invites, and of those that ended in a complete, by survey ID.
         quotas: The same by quota ID.
-        weight: How many invites the expectation counts for.
-        follow: The share of invites that a member follows who would qualify. `fitted` learns it.
+        weight: How many invites are added, see above.
+        follow: The share of invites that members follow. `fitted` derives it.
     """
 
     surveys: Mapping[int, tuple[int, int]] = field(factory=dict[int, tuple[int, int]], repr=False)
@@ -53,9 +54,9 @@ class LearnedRates:
         return min(1.0, (completes + self.weight * expected) / (invites + self.weight))
 
     def fitted(self, surveys: Iterable[Survey]) -> LearnedRates:
-        """Return these rates with `follow` as the invites of some surveys have shown it.
+        """Return these rates with the `follow` that the invites of some surveys show.
 
-        It is what a survey is drawn towards of which nothing is known yet.
+        Surveys without invites then have the share IR times `follow`.
         """
         completes, expected = self.weight, self.weight
         for survey in {each.survey_id: each for each in surveys}.values():

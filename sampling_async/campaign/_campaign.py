@@ -44,7 +44,7 @@ def _ignore(_members: int, _total: int | None) -> None:
 
 
 class Campaign:
-    """Asks for invites for a whole panel, once, and accounts for every pair of a member and a quota.
+    """Requests invites for a whole panel, and accounts for every pair of a member and a quota.
 
         campaign = Campaign(client, "panel.parquet", ledger="night.ledger", allocate=Allocate(5))
         print(await campaign.plan())
@@ -52,36 +52,39 @@ class Campaign:
             async for outcome in run: ...
         await campaign.write("night")
 
-    `plan` checks and matches the panel and writes the pairs to request to the ledger; nothing is sent. `run`
-    requests them. It reacts to refusals: the pairs of a full quota are skipped, and its members get their next
-    best quotas. The ledger is written before anything is sent, so that a run that was killed is resumed, in
-    this process or another one, without the panel. What was in flight then is `unknown`, and is not requested
-    again. At all times, `planned = invited + rejected + not_sent + unknown + skipped + pending`.
+    `plan` checks and matches the panel, and writes the pairs to the ledger; nothing is sent. `run` requests the
+    pairs. It reacts to refusals: the pairs of a full quota are skipped, and its members get their next best
+    quotas. At all times, `planned = invited + rejected + not_sent + unknown + skipped + pending`.
 
-    A ledger belongs to one service and panel. It holds member codes and links, and only its owner can read it.
-    One run at a time can use it; everybody may look at it and change its limits meanwhile.
+    Each pair is written to the ledger before it is sent. So a run that was killed can be resumed, in this
+    process or another one, and without the panel. What was in flight at the kill is `unknown`, and is not
+    requested again.
+
+    A ledger belongs to one service and panel. It holds member codes and links, so only its owner can read it.
+    One run at a time can use it. Meanwhile, other processes may read it and change its limits.
 
     Args:
-        client: The client that sends the requests. None if nothing is sent: to plan with a given inventory,
-            without its recontact lists, and to look at a ledger or change its limits.
+        client: The client that sends the requests. It may be None if nothing is to be sent: to look at a
+            ledger, to change its limits, or to plan with a given inventory, without its recontact lists.
         panel: The members: a file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data
             frame, or a function that opens an Arrow stream. It is read twice. See `PanelMatcher` for the
             columns. None if the plan is in the ledger already.
-        inventory: What `get_quotas` returned, or surveys. Or an index, with the recontact lists that it has. Or
-            a `LiveIndex`, whose block is open: what it shows as closed is not requested, from that moment on.
-            None: the client reads the inventory and its recontact lists.
+        inventory: What `get_quotas` returned, or surveys; or a `QuotaIndex`, with its recontact lists; or a
+            `LiveIndex` whose block is open: what it shows as closed is no longer requested. None: the client
+            reads the inventory and its recontact lists.
         ledger: The file of the ledger.
-        allocate: How members are given quotas. Without `reserves` it gets as many as `per_member`.
-        lessons: What is done about result codes: a `Rule` or `Lesson` by code. Other codes are as in `LESSONS`.
+        allocate: How quotas are divided among members. Its `reserves` are `per_member` if they are not given.
+        lessons: What is done about result codes: a `Rule` or `Lesson` by code. For all other codes, `LESSONS`
+            counts.
         limits: The limits to begin with; see `limit` for changing them.
         cost: What an invite costs you, for `Limits.max_spend`: one number, by quota ID, or a function of the
             `Survey` and the `Quota`. If an invite's own `member_amount` is higher, that counts.
-        columns: For columns with other names: the question ID, or the usual name, by the name in the panel.
+        columns: The names of columns in your panel, each with the question ID or the usual name it stands for.
         kinds: How questions are matched, if `inventory` is no index.
         policy: The rules of matching, if `inventory` is no index.
         workers: How many processes match the panel.
-        max_turns: How many turns (requests) a member gets at most; the further ones replace refused quotas.
-        retry_seconds: How long a pair waits that is requested again, after a technical error.
+        max_turns: The most requests for one member. Those after the first replace refused quotas.
+        retry_seconds: After a technical error, the seconds until the pair is requested again.
         wall_clock: Returns seconds since 1970.
         clock: Returns seconds, for latencies and the invites a minute.
 
@@ -142,9 +145,9 @@ class Campaign:
         The whole panel is checked: columns, answers, and that each member code occurs once.
 
         Args:
-            on_members: For a display: called in a thread with how many members were read, and how many there
-                are to read, or None if that is not known. The panel is read twice, unless `Allocate` has
-                prices.
+            on_members: A function for a progress display. It is called in a thread, with the number of members
+                read, and the number to read or None if that is not known. The panel is read twice, unless
+                `Allocate` has prices.
 
         Raises:
             InvalidRequestError: The panel cannot be used; the text names the row or column. Or the ledger has
@@ -161,12 +164,13 @@ class Campaign:
     async def top_up(self, *, open_seconds: float = _DAY, on_members: OnMembers = _ignore) -> Plan:
         """Plan again for the completes that are still missing, in the same ledger, and return the plan.
 
-        The inventory and the panel are read again. No member gets a quota of a survey that was requested for it
-        before, unless all those requests were refused for a reason that may have passed: the quota or the
-        survey took nobody, the member could get nothing, the panel was refused, or there was a technical error.
-        A refusal because the profile does not match, or the survey was taken, remains. Invites that may still
-        end in a complete take up room of their quotas, and count against what their members may get. What was
-        pending ends as skipped.
+        The inventory and the panel are read again. If a survey was requested for a member before, the member
+        does not get it again. There is one exception: all those requests were refused for a reason that may
+        have passed, such as a full quota, a member at its daily limit, or a technical error. A profile that
+        does not match, or a survey that was taken, is no such reason.
+
+        An invite that may still end in a complete takes up room of its quota, and counts against what its
+        member may get. Pairs that were pending end as skipped.
 
         Args:
             open_seconds: How long an invite counts as one that may still end in a complete.
@@ -300,8 +304,8 @@ class Campaign:
 
             await outcomes.invited([outcome async for outcome in campaign.invites()])
 
-        Those that a run had written, and that nobody saw before a kill, are among them. Those of members who
-        were erased are not. It works while a run is active, and reads some thousand at a time.
+        Invites that no loop has seen, because the process was killed, are among them. Those of erased members
+        are not. A run may be active meanwhile. Some thousand invites are read at a time.
 
         Raises:
             LedgerError: While iterating: the ledger cannot be read.
@@ -336,16 +340,17 @@ class Campaign:
         """Write the files of the campaign to a folder, each when it is complete, and return the summary.
 
         They are `invites.parquet` (or `.jsonl`, or a folder `invites` with partitions), `pairs.parquet` with
-        what became of each pair, `summary.json`, and `report.html`, a page that needs nothing else. Those of an
-        earlier call are replaced, invites of another format too.
+        what became of each pair, `summary.json`, and `report.html`, a page that loads nothing. The files of an
+        earlier call are replaced, also invites in another format.
 
         Args:
             folder: It is made if there is none.
             partitions: Any of survey_id, wave_id, quota_id, day: invites are divided into folders by them.
             kind: The format of the invites.
             title: The title of the report.
-            outcomes: A ledger of outcomes: the report and the summary have completes, terminates, revenue and
-                reconciliations then, by survey, quota and hour. Call this again later, when more have ended.
+            outcomes: A ledger of outcomes. With it, the report and the summary have completes, terminates,
+                revenue and reconciliations, by survey, quota and hour. Call `write` again when more surveys
+                have ended.
 
         Raises:
             InvalidRequestError: There is no such partition or format, a file cannot be written, or the folder

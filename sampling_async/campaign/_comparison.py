@@ -25,12 +25,12 @@ def _of_ends(name: str) -> Callable[[Summary], Figure]:
     return lambda summary: None if summary.ends is None else getattr(summary.ends.total, name)
 
 
-def _revenue(summary: Summary) -> Figure:
-    return None if summary.ends is None else float(summary.ends.total.revenue)
-
-
 def _conversion(summary: Summary) -> Figure:
     return None if summary.ends is None else summary.ends.total.rate
+
+
+def _revenue(summary: Summary) -> Figure:
+    return None if summary.ends is None else float(summary.ends.total.revenue)
 
 
 FIGURES: Final[Mapping[str, tuple[str, Callable[[Summary], Figure]]]] = {

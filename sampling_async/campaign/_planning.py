@@ -57,11 +57,11 @@ class Plan:
         matched: Members with at least one pair.
         pairs: Pairs of a member and a quota.
         certain: Pairs that match certainly. The others may match.
-        requests: Requests for these pairs. What is refused and replaced needs some more.
+        requests: Requests for these pairs. Quotas that replace refused ones need further requests.
         quotas: Quotas with at least one pair.
         room: How many invites all quotas can use.
-        expected_invites: The certain pairs, and the possible ones by what `Allocate.possible` says, up to the
-            cap.
+        expected_invites: How many of the pairs are expected to get an invite, up to the cap: all certain ones,
+            and the share `Allocate.possible` of the others.
         expected_value: What these invites bring: for each the value of its quota.
         currency_id: The currency of the prices; None if there are several.
         number: 1 for the first plan of a ledger, then one more for each top-up.

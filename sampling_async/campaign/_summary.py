@@ -144,15 +144,15 @@ class Conversion:
     """Invites and what became of them: of a quota, of a survey, of an hour, or in all.
 
     Attributes:
-        survey_id: The survey, with `wave_id`; None where there are several, as below.
+        survey_id: The survey, with `wave_id`; None where there are several, as for the next two.
         wave_id: The wave.
         quota_id: The quota.
-        hour: When the hour began in which they ended, in UTC; only for hours, which have no invites.
+        hour: The beginning of the hour in which they ended, in UTC. Only hours have it; these have no invites.
         survey_name: The survey's name.
         invited: Invites.
         entered: Invites whose member was sent to the survey, as far as that was recorded.
-        completed: Completes, also those that were reconciled later.
-        terminated: Terminates that were not overruled.
+        completed: Completes. Those that were reconciled later are among them.
+        terminated: Terminates, without those that a complete has replaced.
         reconciled: Reconciliations.
         expected: What the invites were expected to bring, in units of the currency.
         revenue: What they have brought, corrections and reconciliations included.
@@ -253,13 +253,12 @@ class Summary:
         matched: Members with at least one pair.
         invited_members: Members with at least one invite.
         pairs: The pairs, by what became of them.
-        asked: Pairs that were requested: all but those skipped or pending, and of the pending ones those that
-            wait for another try.
+        asked: Pairs that were requested at least once. Pending pairs that wait for another try are among them.
         requests: Requests sent.
         planned_value: What all planned pairs are worth, if each gets an invite.
         expected_value: What the invites are expected to bring: for each invite the value of its quota.
         possible_value: What all invites bring if each ends in a complete: the sum of their amounts.
-        spent: The most that the invites can have cost you, pairs that are `unknown` included; see
+        spent: The most that the invites can have cost you, with the pairs that are `unknown`; see
             `Limits.max_spend`.
         currency_id: The currency of the prices; None if there are several.
         codes: The result codes, the most frequent first.

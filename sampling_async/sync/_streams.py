@@ -134,8 +134,8 @@ class AsyncStream(Protocol[Item_co]):
 class BlockingStream(Iterator[Item_co]):
     """A stream of the async client as a context manager and, inside it, an iterator.
 
-    One call into the event loop brings all items that are there. Those that were brought and not returned yet
-    count as not received.
+    One call into the event loop brings all items that have come. An item that was brought, but not returned to
+    you yet, counts as not received.
     """
 
     def __init__(
