@@ -82,15 +82,15 @@ def fail_to_close_bodies(monkeypatch: Any, error: Exception) -> None:
     monkeypatch.setattr(LimitedBody, "aclose", fail)
 
 
-def connections_opened(monkeypatch: Any, pause: float = 0.0) -> list[Any]:
-    """Return a list that gets each connection the client opens, after a pause."""
+def connections_opened(monkeypatch: Any, pause: Callable[[], Awaitable[object]] | None = None) -> list[Any]:
+    """Return a list that gets each connection the client opens; the client has it after `pause`."""
     opened: list[Any] = []
     connect = engine.connect
 
     async def noted(*given: Any, **named: Any) -> Any:
         opened.append(await connect(*given, **named))
-        if pause:
-            await anyio.sleep(pause)
+        if pause is not None:
+            await pause()
         return opened[-1]
 
     monkeypatch.setattr(engine, "connect", noted)

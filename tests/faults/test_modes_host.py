@@ -15,6 +15,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -100,9 +101,14 @@ async def test_mode_40_bytes_that_came_before_it_is_asked_are_no_response(said, 
     def script(connection) -> None:
         if said == "an answer":
             connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"Invites":[]}')
+            sent.set()
             received.append(connection.read_request())
+        else:
+            connection.sock.shutdown(socket.SHUT_WR)
+            sent.set()
 
-    doubles.connections_opened(monkeypatch, pause=0.02)  # the immediate bytes of the server arrive meanwhile
+    sent = threading.Event()
+    doubles.connections_opened(monkeypatch, pause=partial(doubles.until, sent.is_set))
     received: list[bytes | None] = []
     with wires.serve(script) as url:
         async with client_of(url, retry=ONCE) as client:
@@ -112,7 +118,8 @@ async def test_mode_40_bytes_that_came_before_it_is_asked_are_no_response(said, 
 
 
 async def test_mode_40_tls_session_tickets_are_no_response(monkeypatch):
-    doubles.connections_opened(monkeypatch, pause=0.02)
+    # The tickets follow the handshake.
+    doubles.connections_opened(monkeypatch, pause=partial(anyio.sleep, 0.02))
     with tls_server("none") as (_, https, authorities):
         monkeypatch.setenv("SSL_CERT_FILE", authorities)
         async with client_of(https, retry=ONCE) as client:
