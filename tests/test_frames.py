@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
 from campaign_kit import all_of, campaign_of
+from docs_kit import ROOT
 
 from sampling_async import (
     BulkInviteResult,
@@ -57,6 +58,12 @@ def fan_out(sim, client, **options):
 
 
 # --- Tables
+
+
+def test_the_page_names_each_column():
+    page = (ROOT / "docs/howto/data-frames.md").read_text()
+    columns = page.partition("A table of outcomes has the columns ")[2].partition(". ")[0]
+    assert columns.split("`")[1::2] == BulkInviteResult(OUTCOMES).to_arrow().schema.names
 
 
 def test_a_result_is_a_table_with_a_row_an_outcome():
