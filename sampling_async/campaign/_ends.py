@@ -120,16 +120,10 @@ def _invite_of(ledger: CampaignLedger, row: OutcomeRow) -> _InviteOf | None:
     """Return the invite of the campaign that a row is about; None if it is about none, or of an earlier one."""
     if row.ended_at is None and row.entered_at is None:
         return None
-    at = row.invited_at or row.entered_at or row.ended_at
-    assert at is not None
-    latest = at.timestamp() + _SLACK
     invites = [_InviteOf(*found) for found in ledger.read(_INVITES_OF, row.member_code)]
-    found = [
-        each
-        for each in invites
-        if each.survey == row.survey_id and row.wave_id in (0, each.wave) and each.at <= latest
-    ]
+    found = [each for each in invites if each.survey == row.survey_id and row.wave_id in (0, each.wave)]
     if row.invited_at is not None:
-        found = [each for each in found if each.quota == row.quota_id]
+        recorded = row.invited_at.timestamp()
+        found = [each for each in found if each.quota == row.quota_id and recorded >= each.at - _SLACK]
     # An end without a recorded invite names a quota, or none.
     return max(found, key=lambda each: (each.quota == row.quota_id, each.at), default=None)
