@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import traceback
-from contextlib import suppress
+from contextlib import closing, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -282,12 +282,12 @@ def counted(method, calls):
 
 def test_an_iterator_is_read_in_the_thread_that_gave_it(sim, client):
     """A cursor of SQLite refuses every other thread."""
-    database = sqlite3.connect(":memory:")
-    database.execute("CREATE TABLE panel (member TEXT)")
-    database.executemany("INSERT INTO panel VALUES (?)", [(code,) for code in sim.members])
-    members = (code for (code,) in database.execute("SELECT member FROM panel"))
-    with client.fan_out(InviteRequest(code, quota_ids_of(sim, 5)) for code in members) as outcomes:
-        assert len(list(outcomes)) == 5 * len(sim.members)
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE TABLE panel (member TEXT)")
+        database.executemany("INSERT INTO panel VALUES (?)", [(code,) for code in sim.members])
+        members = (code for (code,) in database.execute("SELECT member FROM panel"))
+        with client.fan_out(InviteRequest(code, quota_ids_of(sim, 5)) for code in members) as outcomes:
+            assert len(list(outcomes)) == 5 * len(sim.members)
 
 
 def test_an_iterator_may_use_the_client(sim, client):

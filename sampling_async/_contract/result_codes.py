@@ -64,4 +64,4 @@ class ResultCode:
         return _CODE_NAMES.get(code)
 
 
-_CODE_NAMES: Final = {code: name for name, code in vars(ResultCode).items() if isinstance(code, int)}
+_CODE_NAMES: Final = {code: name for name, code in vars(ResultCode).items() if name.isupper()}

@@ -68,7 +68,7 @@ _NO_ID: Final = re.compile(
 _THIS_CENTURY: Final = re.compile(r"(?<![0-9])20[0-9]{2}(?![0-9])", re.ASCII)
 """A year in which something was reconciled. For no time, services write 1, 1900 or 9999."""
 
-_LOST_PLUS: Final = re.compile(r"(:[0-9]{2}(?:\.[0-9]*)?) +([0-9]{2}:?[0-9]{2})$", re.ASCII)
+_LOST_PLUS: Final = re.compile(r"(:[0-9]{2}(?:\.[0-9]+)?)\.? +([0-9]{2}:?[0-9]{2})$", re.ASCII)
 _SEPARATORS: Final = str.maketrans("", "", " _-.:")
 
 # Names with the same meaning, without case and separators. The first is what known services write.

@@ -126,8 +126,8 @@ def _streaming(
             stream: AsyncOutcomeStream = asked(client, *given, **options)
             return stream
 
-        items = (each for each in (*given, *options.values()) if isinstance(each, PulledItems))
-        return OutcomeStream(loop, loop.call(begin), next(items, None))
+        items = [each for each in (*given, *options.values()) if isinstance(each, PulledItems)]
+        return OutcomeStream(loop, loop.call(begin), items[0] if items else None)
 
     return stream
 
