@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal, Inexact, localcontext
+from typing import Any
 
 import pytest
 from attrs import evolve
 from notifications_kit import COMPLETION, SECRET, TERMINATE, post
 
 from sampling_async import InvalidRequestError, Invite, InviteOutcome, InviteRequest
+from sampling_async._journal.database import connected as database_connected
 from sampling_async.notifications import (
     Inbox,
     OutcomeLedger,
@@ -18,6 +20,7 @@ from sampling_async.notifications import (
     QuotaFunnel,
     StoreError,
     SurveyEnding,
+    _sqlite,
 )
 from sampling_async.notifications._stores import store_of
 from sampling_async.simulator import Notifying, Simulator
@@ -66,6 +69,29 @@ async def rows_after(path, ledger, *hits) -> list[tuple[str, Decimal]]:
         for kind, fields in hits:
             assert (await post(inbox, kind, fields)).status == 200
     return [(row.ending, row.revenue) for row in await ledger.rows()]
+
+
+async def test_reading_costs_as_much_a_row_of_a_large_store(tmp_path, monkeypatch):
+    steps: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        database = database_connected(*given)
+        database.set_progress_handler(lambda: steps.append(1), 100)
+        return database
+
+    monkeypatch.setattr(_sqlite, "connected", counted)
+    costs = []
+    for members in (50, 400):
+        ledger = OutcomeLedger(tmp_path / f"{members}.db", clock=NOW.timestamp)
+        await ledger.invited([invited(f"m{number}") for number in range(members)])
+        async with Inbox(tmp_path / f"{members}.db", secrets=SECRET) as inbox:
+            for number in range(members):
+                await post(inbox, "completion", fields_of(f"m{number}", SurveyId=2401, WaveId=77))
+        steps.clear()
+        rows = await ledger.rows()
+        assert [row.ending for row in rows] == [SurveyEnding.COMPLETED] * members
+        costs.append(len(steps) / members)
+    assert costs[1] < 2 * costs[0]
 
 
 @pytest.mark.parametrize("is_invited", [True, False])

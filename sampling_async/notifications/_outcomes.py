@@ -52,7 +52,8 @@ WITH notified AS (
 ), ends AS MATERIALIZED (
     -- An end belongs to the invite of its member, survey and wave. Of a routed member it is one of the original
     -- survey: that of the quota which it names, else the last one before the end.
-    SELECT f.*, CASE
+    -- The cast lets SQLite build an index over it; without one, it compares each end with each invite.
+    SELECT f.*, CAST(CASE
         WHEN f.via IS NULL OR EXISTS (SELECT 1 FROM invites AS i WHERE i.key = f.key) THEN f.key
         ELSE coalesce((
             -- SQLite's ORDER BY does not see `f`.
@@ -62,7 +63,7 @@ WITH notified AS (
                 FROM invites AS i WHERE i.member = f.member AND i.survey = f.via
             ) AS possible ORDER BY is_quota DESC, is_before DESC, apart LIMIT 1
         ), f.key)
-    END AS invite
+    END AS TEXT) AS invite
     FROM notified AS f
 )
 SELECT 0 AS part, i.rowid AS place, i.key AS invite, coalesce(e.key, i.key) AS key,
