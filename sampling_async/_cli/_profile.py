@@ -95,7 +95,7 @@ def add(
 ) -> None:
     """Add a profile to the file, and make the file if there is none.
 
-    On a terminal you are asked for what you do not give. The key itself is
+    On a terminal, the command prompts for what you do not give. The key itself is
     never in the file. What stands there stays as it is.
     """
     if keyring and key_variable is not None:
