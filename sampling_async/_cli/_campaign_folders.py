@@ -8,10 +8,8 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign_run import ledger_in, ledger_of_outcomes, saved_in, title_of
-from sampling_async._cli._connection import fail
-from sampling_async._cli._tally import USAGE
+from sampling_async._cli._pages import write_comparison_page
 from sampling_async._pacing.threads import CancelFlag
-from sampling_async._private_files import written_whole
 from sampling_async.campaign import LESSONS, Limits, compare
 from sampling_async.campaign._files import write_files
 from sampling_async.campaign._ledger import with_ledger
@@ -78,14 +76,7 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings,
         summaries[name] = _in_ledger(folder, summary)
     comparison = compare(summaries)
     if html is not None:
-        try:
-            from sampling_async.campaign._report import comparison_page  # noqa: PLC0415  needs Jinja2
-        except ModuleNotFoundError as exc:
-            fail(f"the page needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
-
-        with written_whole(html) as unfinished:
-            unfinished.write_text(comparison_page(comparison), encoding="utf-8")
-        show.note(f"Page: {html}")
+        write_comparison_page(html, comparison)
     found = view.comparison_json(comparison.to_dict())
     if show.is_csv():
         for night in found["Nights"]:

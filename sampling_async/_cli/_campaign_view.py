@@ -358,7 +358,8 @@ def show_comparison(comparison: CampaignComparison) -> None:
     """Print several campaigns side by side; on a narrow terminal, the latest ones."""
     nights, console = comparison.nights, show.screen()
     rows = [
-        (text, *(_figure(name, night.figures[name]) for night in nights)) for name, (text, _) in FIGURES.items()
+        (text, *(_figure(name, read(night.summary)) for night in nights))
+        for name, (text, read) in FIGURES.items()
     ]
     columns = [("Figure", 0), *((night.name, len(nights) - place) for place, night in enumerate(nights))]
     known = [row for row in rows if any(text != _UNKNOWN for text in row[1:])]

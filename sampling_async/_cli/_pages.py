@@ -10,10 +10,11 @@ from sampling_async._cli._tally import USAGE
 from sampling_async._private_files import written_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from sampling_async import Survey
+    from sampling_async.campaign import CampaignComparison
     from sampling_async.campaign._inventory_page import Fits
 
 
@@ -21,11 +22,31 @@ def write_inventory_page(
     output: Path, surveys: Sequence[Survey], fits: Fits | None = None, *, members: int = 0
 ) -> None:
     """Write the page of an inventory, with what a panel fits, if there is one."""
+
+    def page() -> str:
+        from sampling_async.campaign._inventory_page import inventory_page  # noqa: PLC0415  needs Jinja2
+
+        return inventory_page(surveys, fits, members=members)
+
+    _write(output, page)
+
+
+def write_comparison_page(output: Path, comparison: CampaignComparison) -> None:
+    """Write the page of several campaigns side by side."""
+
+    def page() -> str:
+        from sampling_async.campaign._report import comparison_page  # noqa: PLC0415  likewise
+
+        return comparison_page(comparison)
+
+    _write(output, page)
+
+
+def _write(output: Path, page: Callable[[], str]) -> None:
     try:
-        from sampling_async.campaign._inventory_page import inventory_page  # noqa: PLC0415  an extra
+        text = page()
     except ModuleNotFoundError as exc:
         fail(f"the page needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
-    page = inventory_page(surveys, fits, members=members)
     with written_whole(output) as unfinished:
-        unfinished.write_text(page, encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8")
     show.note(f"Page: {output}")

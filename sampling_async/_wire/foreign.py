@@ -97,8 +97,8 @@ class ForeignTransport:
         self._client = self._httpx.AsyncClient(transport=self.transport, trust_env=False)
         # Set again: an agent may have wrapped the transport while `__init__` ran.
         self._client._transport = self.transport  # noqa: SLF001
-        logging.getLogger("httpx").addFilter(is_not_of_this_client)
-        logging.getLogger("httpx2").addFilter(is_not_of_this_client)
+        for name in _LIBRARIES:
+            logging.getLogger(name).addFilter(is_not_of_this_client)
 
     async def exchange(self, request: Request, private: Mapping[str, str]) -> ReceivedResponse:
         """Send a request with some more headers, and return the response."""

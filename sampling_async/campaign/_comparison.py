@@ -25,10 +25,6 @@ def _of_ends(name: str) -> Callable[[Summary], Figure]:
     return lambda summary: None if summary.ends is None else getattr(summary.ends.total, name)
 
 
-def _conversion(summary: Summary) -> Figure:
-    return None if summary.ends is None else summary.ends.total.rate
-
-
 def _revenue(summary: Summary) -> Figure:
     return None if summary.ends is None else float(summary.ends.total.revenue)
 
@@ -42,7 +38,7 @@ FIGURES: Final[Mapping[str, tuple[str, Callable[[Summary], Figure]]]] = {
     "unknown": ("Unknown", lambda summary: summary.pairs.unknown),
     "expected_value": ("Expected value", lambda summary: summary.expected_value),
     "completed": ("Completes", _of_ends("completed")),
-    "conversion": ("Conversion", _conversion),
+    "conversion": ("Conversion", _of_ends("rate")),
     "revenue": ("Revenue", _revenue),
     "reconciled": ("Reconciled", _of_ends("reconciled")),
 }
@@ -93,10 +89,11 @@ class CampaignComparison:
     @property
     def codes(self) -> dict[str, list[int]]:
         """The refused pairs of each night, by result code, the most frequent first."""
+        by_night = [night.codes for night in self.nights]
         total: Counter[str] = Counter()
-        for night in self.nights:
-            total.update(night.codes)
-        return {code: [night.codes.get(code, 0) for night in self.nights] for code, _ in total.most_common()}
+        for codes in by_night:
+            total.update(codes)
+        return {code: [codes.get(code, 0) for codes in by_night] for code, _ in total.most_common()}
 
     @property
     def quotas(self) -> dict[int, list[QuotaFill | None]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from sampling_async.campaign._charts import Values
-    from sampling_async.campaign._comparison import CampaignComparison
+    from sampling_async.campaign._comparison import CampaignComparison, Figure
     from sampling_async.campaign._summary import Conversion, Moment, QuotaFill, Summary, WaitKind
 
 FIRST_ENDS: Final = 15  # of so many surveys and quotas one sees at once what they have brought
@@ -84,9 +84,11 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
 def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns") -> str:
     """Return the page of a comparison."""
     nights = comparison.nights
-    rows = [
-        (text, name in SHARES, [night.figures[name] for night in nights]) for name, (text, _) in FIGURES.items()
-    ]
+    rows: list[tuple[str, bool, list[tuple[Figure, str]]]] = []
+    for name, (text, read) in FIGURES.items():
+        values = [read(night.summary) for night in nights]
+        if any(value is not None for value in values):
+            rows.append((text, name in SHARES, [*zip(values, changed(values), strict=True)]))
     quotas = list(comparison.quotas.items())
     names = {fill.quota_id: fill.survey_name for _, fills in quotas for fill in fills if fill is not None}
     return rendered(
@@ -94,8 +96,7 @@ def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns")
         title=clean(title, LONGEST_TITLE) or "Campaigns",
         nights=nights,
         headings=[(clean(night.name, LONGEST_NAME) or "(no name)", "n") for night in nights],
-        changed=changed,
-        rows=[row for row in rows if any(value is not None for value in row[2])],
+        rows=rows,
         changes=comparison.changes(),
         codes=comparison.codes,
         asked=[night.summary.asked for night in nights],
