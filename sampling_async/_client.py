@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Collection
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import anyio
 from attrs import evolve
@@ -58,7 +58,8 @@ from sampling_async._wire.address import (
     require_https_through,
 )
 from sampling_async._wire.bodies import BodyLimits
-from sampling_async._wire.foreign import checked_transport
+from sampling_async._wire.clients import checked_headers, checked_transport
+from sampling_async._wire.given_client import checked_client
 from sampling_async._wire.session import Session
 from sampling_async._wire.timeouts import Timeouts
 from sampling_async._wire.trust import checked_context, context_of_files
@@ -81,11 +82,8 @@ if TYPE_CHECKING:
     from sampling_async._protocol.results import BulkInviteResult, InviteOutcome
     from sampling_async._telemetry.otel import Telemetry
     from sampling_async._watch.watch import QuotaWatch
-    from sampling_async._wire.foreign import Transport
-
-
-# Unused connections kept beyond `max_concurrency`: the probe of an outage needs no permit.
-_SPARE_CONNECTIONS: Final = 2
+    from sampling_async._wire.clients import Transport
+    from sampling_async._wire.given_client import HttpClient
 
 
 class SamplingClient:
@@ -107,8 +105,17 @@ class SamplingClient:
         retry: Whether and how failed calls are repeated.
         outage: What to do during an outage of the service.
         limits: The largest response bodies that are accepted, in bytes.
-        transport: A transport of httpx or httpx2 that carries the requests in place of the client's own
-            engine, such as a mock or an ASGI application. It has its own settings for proxy and TLS.
+        http_client: An `httpx.AsyncClient` of yours, or one of httpx2, that sends the requests, with all that
+            it was configured with: headers, `auth=`, event hooks, mounts, proxies, TLS, HTTP/2. It is never
+            closed by this client. The address, the key (to `base_url` only), the time limits and that redirects
+            are not followed stay as they are here. Default: a client of this package's own, over an engine that
+            knows whether anything was sent.
+        transport: A transport of httpx or httpx2, such as a mock or an ASGI application. It is short for
+            `http_client=httpx.AsyncClient(transport=...)`, but it is closed with this client, and agents that
+            watch httpx learn nothing. It has its own settings for proxy and TLS.
+        headers: More headers for each request, such as a gateway in front of the service asks for. No log or
+            error shows their values.
+        user_agent: The User-Agent. Default: `sampling-async/` and its version.
         proxy: An HTTP proxy, `http://host:3128` or `http://user:password@host:3128`; no repr or error shows
             the credentials. For an https service the proxy opens a tunnel (CONNECT) and cannot read the
             traffic; for an http service it sends the requests itself. `from_env` reads SAMPLING_PROXY from the
@@ -145,7 +152,10 @@ class SamplingClient:
         retry: RetryPolicy | None = None,
         outage: OutagePolicy | None = None,
         limits: BodyLimits | None = None,
+        http_client: HttpClient | None = None,
         transport: Transport | None = None,
+        headers: Mapping[str, Text] | None = None,
+        user_agent: str | None = None,
         proxy: Text | None = None,
         ssl_context: ssl.SSLContext | None = None,
         idle_seconds: float = 4.0,
@@ -159,9 +169,10 @@ class SamplingClient:
         random: Callable[[], float] = _random.random,
     ) -> None:
         key, way = Secret.of(api_key), None if proxy is None else Secret.of(proxy)
+        more, agent = checked_headers(headers, user_agent)
         # Error reports may show the local variables of each frame. So the plain texts are deleted before any
         # check below can raise.
-        del api_key, proxy
+        del api_key, proxy, headers
         key = guid_of(key, "api_key")
         whole_number(max_concurrency, "max_concurrency")
         require_instance(allow_http, bool, "allow_http", "True or False")
@@ -172,9 +183,12 @@ class SamplingClient:
         self._name = panel_name_of(name)
         self._panel_guid = guid_of(panel_guid, "panel_guid").reveal()
         self._base_url = base_url_of(base_url, allow_http=allow_http)
-        if transport is not None and (way is not None or ssl_context is not None):
+        if http_client is not None and transport is not None:
+            raise InvalidRequestError("give http_client or transport, not both: a client has its own transport")
+        if (http_client or transport) is not None and (way is not None or ssl_context is not None):
             raise InvalidRequestError(
-                "proxy and ssl_context cannot be combined with your own transport; give them to that transport"
+                "proxy and ssl_context cannot be combined with your own http_client or transport; give them to "
+                "that"
             )
         way_out = None if way is None else proxy_of(way)
         if way_out is not None:
@@ -186,7 +200,10 @@ class SamplingClient:
             key,
             timeouts=timeouts or Timeouts(),
             limits=limits or BodyLimits(),
+            http_client=None if http_client is None else checked_client(http_client, self._base_url),
             transport=None if transport is None else checked_transport(transport),
+            headers=more,
+            user_agent=agent,
             idle_seconds=idle_seconds_of(idle_seconds),
             proxy=way_out,
             tls=None if ssl_context is None else checked_context(ssl_context),
@@ -203,7 +220,7 @@ class SamplingClient:
         """Make the parts that no client shares but its views: connections, limits, the retry budget."""
         self._is_view = False
         clock, sleep, random = self._clock or loop_clock(), self._sleep, self._random
-        self._session = self._new_session(connections=max_concurrency + _SPARE_CONNECTIONS)
+        self._session = self._new_session(concurrency=max_concurrency)
         self._outage = Outage(
             self._outage_policy,
             self._send_probe,
@@ -255,8 +272,8 @@ class SamplingClient:
 
         Three more variables are optional: SAMPLING_PROXY is the `proxy`; SAMPLING_CA_FILE is a PEM file of the
         authorities to trust, in place of all others; SAMPLING_CLIENT_CERT is a PEM file with a client
-        certificate and its key, not encrypted. All three are ignored if `transport` is given, and the two files
-        are ignored if `ssl_context` is given.
+        certificate and its key, not encrypted. All three are ignored if `http_client` or `transport` is given,
+        and the two files are ignored if `ssl_context` is given.
 
         Args:
             profile: The name of a panel in the file of profiles, or a `PanelProfile`. It gives address, panel
@@ -287,7 +304,7 @@ class SamplingClient:
         for name, variable in names.items():
             overrides[name] = overrides.get(name) or os.environ[variable]
         overrides["api_key"] = Secret.of(overrides["api_key"])
-        if overrides.get("transport") is None:
+        if overrides.get("transport") is None and overrides.get("http_client") is None:
             if overrides.get("proxy") is None:
                 overrides["proxy"] = proxy_setting(panel)
             if overrides.get("ssl_context") is None:
@@ -326,10 +343,10 @@ class SamplingClient:
                 "least one request, and the sum of the shares must not exceed the limit; raise max_concurrency "
                 "to the number of shares, or make fewer of them"
             )
-        if self._session.engine is None:
+        if self._new_session.keywords["transport"] is not None:
             raise InvalidRequestError(
-                "share() needs the client's own engine, because a transport is closed with its client; give "
-                f"each client its own transport and max_concurrency={maximum // of}"
+                "share() cannot share a transport, because that is closed with its client; give http_client=, "
+                f"or each client its own transport and max_concurrency={maximum // of}"
             )
         # Not `type(self)(...)`: a subclass may take other arguments, and may refuse to be copied or pickled.
         share = object.__new__(type(self))
@@ -347,6 +364,7 @@ class SamplingClient:
         outage: OutagePolicy | None = None,
         on_attempt: Callable[[AttemptReport], object] | None = None,
         on_outcome: Callable[[CallReport], object] | None = None,
+        http_client: None = None,
     ) -> Self:
         """Make a client with other options over the same connections.
 
@@ -370,10 +388,17 @@ class SamplingClient:
                 is probed, is up to the first client.
             on_attempt: As for the constructor, in place of this client's hook.
             on_outcome: Likewise.
+            http_client: Is refused: another one has other connections, whose limit the two could not keep
+                together.
 
         Raises:
             InvalidRequestError: An argument is invalid.
         """
+        if http_client is not None:
+            raise InvalidRequestError(
+                "with_options() takes no http_client: both clients use the connections of the first one, and "
+                "keep one limit together; give http_client= to another SamplingClient"
+            )
         _require_policies(timeouts, retry, outage)
         require_functions(on_attempt=on_attempt, on_outcome=on_outcome, or_none=True)
         view = object.__new__(type(self))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -14,7 +15,6 @@ from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli._doctor import CHECKS
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse
 from sampling_async._wire.address import proxy_of
-from sampling_async._wire.urls import parsed
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 GUID = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
@@ -29,7 +29,7 @@ def settings(**values):
 
 
 def address(url):
-    return judge.address(parsed(url))
+    return judge.address(httpx.URL(url))
 
 
 def test_an_address_with_a_path_of_the_interface_fails():

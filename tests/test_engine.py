@@ -38,18 +38,19 @@ from sampling_async._calls.attempt import Attempts
 from sampling_async._pacing.outage import Away
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
-from sampling_async._wire import faults
 from sampling_async._wire import lookups as _lookups
 from sampling_async._wire.address import Proxy, Secret
 from sampling_async._wire.bodies import Head, Request
+from sampling_async._wire.clients import KeyHeader, OverEngine, OverTransport
 from sampling_async._wire.reader import TooSlow
-from sampling_async._wire.session import Carrier
-from sampling_async._wire.urls import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sampling_async._wire.engine import Engine
+
+
+NO_KEY = KeyHeader(httpx.URL("https://service.example"), Secret(""))
 
 
 def client_of(url: str, **options) -> SamplingClient:
@@ -561,22 +562,22 @@ async def test_a_response_has_the_headers_of_the_wire_when_they_are_requested():
     assert response.headers.get("x-twice") == "a, b"
     assert response.headers.get("nothing") is None
     assert response.headers.get("nothing", "") == ""
-    assert response.headers.raw is raw
+    assert response.headers.raw == raw
 
 
 @pytest.mark.parametrize(
     ("was_idle", "received", "exc", "is_learned"),
     [
-        (True, 0, faults.ReadError("cut"), True),
-        (True, 0, faults.ReadTimeout("late"), False),
-        (True, 1, faults.ReadError("cut"), False),
-        (False, 0, faults.ReadError("cut"), False),
+        (True, 0, httpx.ReadError("cut"), True),
+        (True, 0, httpx.ReadTimeout("late"), False),
+        (True, 1, httpx.ReadError("cut"), False),
+        (False, 0, httpx.ReadError("cut"), False),
     ],
 )
 def test_an_idle_time_is_measured_from_a_reused_connection_that_ended_without_a_response(
     was_idle, received, exc, is_learned
 ):
-    engine, learned = _engine.Engine(idle=1, idle_seconds=4.0), []
+    engine, learned = _engine.Engine(key=NO_KEY, idle=1, idle_seconds=4.0), []
     engine._idle_time = SimpleNamespace(was_closed=lambda *told: learned.append(told))
     engine._learn_from(SimpleNamespace(was_idle=was_idle, received=received, idled_for=2.5), exc)
     assert [after for after, _ in learned] == [2.5] * is_learned
@@ -585,7 +586,7 @@ def test_an_idle_time_is_measured_from_a_reused_connection_that_ended_without_a_
 
 @pytest.mark.parametrize(("age", "seconds"), [(3.0, 1.0), (3.9, 0.1), (9.0, 0.0)])
 def test_a_timer_closes_the_oldest_connection_when_its_time_has_passed(age, seconds):
-    engine, timers = _engine.Engine(idle=1, idle_seconds=4.0), []
+    engine, timers = _engine.Engine(key=NO_KEY, idle=1, idle_seconds=4.0), []
     engine._idle.append(SimpleNamespace(age=lambda _: age))
     loop = SimpleNamespace(call_later=lambda *given, context: timers.append((*given, len(context))) or "timer")
     engine._set_timer(loop)
@@ -599,7 +600,7 @@ def test_a_timer_closes_the_oldest_connection_when_its_time_has_passed(age, seco
 @pytest.mark.parametrize(
     ("exc", "of_engine", "of_others"),
     [
-        (faults.ReadError("cut"), True, True),
+        (httpx.ReadError("cut"), True, True),
         (OSError(104, "reset"), True, True),
         (TimeoutError("of a signal handler"), False, True),
         (ValueError(), False, True),
@@ -607,12 +608,9 @@ def test_a_timer_closes_the_oldest_connection_when_its_time_has_passed(age, seco
     ],
 )
 def test_whether_an_exception_may_be_that_of_a_transport(exc, of_engine, of_others):
-    origin, key = parsed("https://service.example"), Secret("key")
-    engine = _engine.Engine(idle=1, idle_seconds=4.0)
-    assert Carrier(engine, None, origin, key).may_have_raised(exc) is of_engine
-    assert Carrier(None, doubles.Service([]), origin, key).may_have_raised(exc) is of_others
-    with respx.mock:  # httpx's own engine is bypassed, and so is ours
-        assert Carrier(engine, None, origin, key).may_have_raised(exc) is of_others
+    engine = _engine.Engine(key=NO_KEY, idle=1, idle_seconds=4.0)
+    assert OverEngine(engine).may_have_raised(exc) is of_engine
+    assert OverTransport(NO_KEY, doubles.Service([])).may_have_raised(exc) is of_others
 
 
 async def test_a_connection_counts_its_traffic_and_passes_its_limits_on():
@@ -653,9 +651,9 @@ async def test_a_connection_counts_its_traffic_and_passes_its_limits_on():
 @pytest.mark.parametrize(
     ("raised", "told", "text"),
     [
-        (ConnectionRefusedError(111, "Connection refused"), faults.ConnectError, "Connection refused"),
-        (ConnectionResetError(104, ""), faults.ConnectError, "ConnectionResetError"),
-        (TooSlow(), faults.ConnectTimeout, "TooSlow"),
+        (ConnectionRefusedError(111, "Connection refused"), httpx.ConnectError, "Connection refused"),
+        (ConnectionResetError(104, ""), httpx.ConnectError, "ConnectionResetError"),
+        (TooSlow(), httpx.ConnectTimeout, "TooSlow"),
     ],
 )
 def test_errors_of_the_system_are_reported_with_their_own_text(raised, told, text):
@@ -687,7 +685,7 @@ class FakeConnection:
 
 
 def engine_with(*idle: FakeConnection) -> Engine:
-    engine = _engine.Engine(idle=8, idle_seconds=4.0)
+    engine = _engine.Engine(key=NO_KEY, idle=8, idle_seconds=4.0)
     engine._idle.extend(idle)
     return engine
 
@@ -718,34 +716,31 @@ def test_a_connection_that_comes_back_to_a_closed_engine_is_closed():
     assert not engine._idle
 
 
+def request_to(url: httpx.URL, target: bytes, headers=(), **extensions) -> Request:
+    given = {"timeout": {}, "sent": bool, "enter": bool, "target": target} | extensions
+    return Request("GET", url, head=Head(httpx.Headers(headers)), content=b"", extensions=given)
+
+
 async def test_a_request_is_written_within_its_limit(monkeypatch):
     connection, given = FakeConnection(), []
 
     async def send(message: bytes, sent: object, seconds: float) -> None:
         given.append(seconds)
-        raise faults.WriteError("enough")
+        raise httpx.WriteError("enough")
 
     connection.send = send
     connection.was_idle = False
     connection.was_refused = lambda _: False
     engine = engine_with(connection)
     limits = {"connect": 1.0, "write": 2.0, "read": 3.0}
-    request = Request(
-        "GET",
-        parsed("http://h"),
-        b"/",
-        head=Head({}),
-        body=b"",
-        extensions={"timeout": limits, "sent": bool},
-    )
-    with pytest.raises(faults.WriteError):
-        await engine.exchange(request, {})
+    with pytest.raises(httpx.WriteError):
+        await engine.handle_async_request(request_to(httpx.URL("http://h"), b"/", timeout=limits))
     assert given == [2.0]
 
 
 async def test_a_connection_that_does_not_come_about_is_reported_with_its_reason(monkeypatch):
     closed: list[bool] = []
-    engine, url = engine_with(), parsed("http://h")
+    engine, url = engine_with(), httpx.URL("http://h")
 
     class Talking:
         def is_silent(self) -> bool:
@@ -762,11 +757,11 @@ async def test_a_connection_that_does_not_come_about_is_reported_with_its_reason
 
     monkeypatch.setattr(engine, "_opened", talking)
     rule = "the server closed the connection, or sent something, before any request"
-    with pytest.raises(faults.ConnectError, match=f"^{rule}$"):
+    with pytest.raises(httpx.ConnectError, match=f"^{rule}$"):
         await engine._connect(url, {"connect": 5.0})
     assert closed == [True]
     monkeypatch.setattr(engine, "_opened", never)
-    with pytest.raises(faults.ConnectTimeout, match=r"^no connection within the time limit$"):
+    with pytest.raises(httpx.ConnectTimeout, match=r"^no connection within the time limit$"):
         await engine._connect(url, {"connect": 0.001})
 
 
@@ -789,25 +784,24 @@ async def test_without_a_session_a_refused_handshake_is_not_tried_again(monkeypa
     for session, expected in ((None, [None]), ("known", ["known", None])):
         engine._session = session
         with pytest.raises(ssl.SSLError):
-            await engine._opened(parsed("https://h"))
+            await engine._opened(httpx.URL("https://h"))
         assert tried == expected
         tried.clear()
 
 
-async def test_the_engine_adds_private_headers_on_the_wire_only():
+async def test_the_engine_adds_the_key_on_the_wire_only():
     received: list[bytes] = []
     with wire.serve(wire.serve_each(wire.kept(received, wire.answer(b"[]")))) as url:
-        engine, origin, headers = (
-            _engine.Engine(idle=1, idle_seconds=4.0),
-            parsed(url),
-            {"Host": "h", "A": "b"},
-        )
-        extensions = {"timeout": {"connect": 5.0, "write": 5.0, "read": 5.0}, "sent": bool}
-        request = Request("GET", origin, b"/a?b", head=Head(headers), body=b"", extensions=extensions)
-        await (await engine.exchange(request, {"K": "v"})).aclose()
+        origin = httpx.URL(url)
+        engine = _engine.Engine(key=KeyHeader(origin, Secret("v")), idle=1, idle_seconds=4.0)
+        limits = {"connect": 5.0, "write": 5.0, "read": 5.0}
+        request = request_to(origin, b"/a?b", {"Host": "h", "A": "b"}, timeout=limits)
+        response = await engine.handle_async_request(request)
+        assert isinstance(response, httpx.Response)
+        await response.aclose()
         engine.close()
-    assert received == [b"GET /a?b HTTP/1.1\r\nHost: h\r\nA: b\r\nK: v\r\n\r\n"]
-    assert "K" not in request.headers
+    assert received == [b"GET /a?b HTTP/1.1\r\nHost: h\r\nA: b\r\nAPI_AUTH_KEY: v\r\n\r\n"]
+    assert "API_AUTH_KEY" not in request.headers
 
 
 async def test_a_lookup_for_which_there_is_no_thread_is_reported(monkeypatch):
@@ -822,7 +816,7 @@ async def test_a_lookup_for_which_there_is_no_thread_is_reported(monkeypatch):
 async def test_a_client_uses_no_proxy_of_the_environment(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     async with doubles.client(doubles.Service([])) as client:
-        assert not client._session._carrier._given._client._mounts
+        assert not client._session._over._client._mounts
         await client.get_settings()
 
 
@@ -833,23 +827,20 @@ async def test_another_transport_gets_the_time_limits_and_a_request_counts_as_se
         seen.append(request.extensions["timeout"])
         return httpx.Response(200)
 
-    origin = parsed("https://service.example")
-    carrier = Carrier(None, httpx.MockTransport(answered), origin, Secret("key"))
-    extensions = {"sent": seen.append, "enter": bool, "timeout": {"read": 7.0}}
-    request = Request("GET", origin, b"/a", head=Head({}), body=b"", extensions=extensions)
-    await carrier.exchange(request)
+    over = OverTransport(NO_KEY, httpx.MockTransport(answered))
+    request = request_to(httpx.URL("https://service.example"), b"/a", timeout={"read": 7.0}, sent=seen.append)
+    await over.send(request)
     assert seen == [False, True, {"read": 7.0}]
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await carrier.exchange(request)
+        await over.send(request)
     assert seen[3:] == [False]
 
 
 def test_the_stock_transport_of_httpx_ignores_the_environment(monkeypatch):
     made = []
     monkeypatch.setattr(httpx, "AsyncHTTPTransport", lambda **options: made.append(options) or "transport")
-    carrier = Carrier(None, None, parsed("https://service.example"), Secret("key"))
-    assert [carrier._stock_of("httpx").transport for _ in range(2)] == ["transport"] * 2
+    OverTransport(NO_KEY, None, "httpx")
     assert made == [{"trust_env": False}]
 
 
@@ -878,18 +869,18 @@ async def test_a_connection_leads_to_the_service_or_its_proxy(monkeypatch, url, 
             raise refused
         return "wire"
 
-    engine = _engine.Engine(idle=1, idle_seconds=4.0, proxy=proxy, tls=ssl.create_default_context())
+    engine = _engine.Engine(key=NO_KEY, idle=1, idle_seconds=4.0, proxy=proxy, tls=ssl.create_default_context())
     engine._lookups = SimpleNamespace(addresses=addresses)
     engine._session = "session"
     monkeypatch.setattr(_engine, "connect", connect)
-    assert await engine._opened(parsed(url)) == "wire"
+    assert await engine._opened(httpx.URL(url)) == "wire"
     way = ["the addresses"], "service.example", url.startswith("https"), has_tunnel
     assert ways == [asked, (*way, "session"), (*way, None)]
     assert (engine._session, engine._resumes) == (None, False)
 
 
 def test_each_connection_that_is_opened_is_counted():
-    engine = _engine.Engine(idle=1, idle_seconds=4.0)
+    engine = _engine.Engine(key=NO_KEY, idle=1, idle_seconds=4.0)
     for count in (1, 2, 3):
         engine._welcomed(SimpleNamespace(opened_within=0.1, on_readable=bool))
         assert engine.traffic.opened == count
@@ -917,7 +908,7 @@ async def test_a_tls_alert_is_reported_in_place_of_the_failed_send(lies_there, t
                 raise ssl.SSLError(1, "refused")
 
     connection = _connection.Connection(Line(), _connection.Traffic())
-    with pytest.raises(faults.WriteError) as caught:
+    with pytest.raises(httpx.WriteError) as caught:
         await connection.send(b"x", bool, 1)
     assert type(caught.value.__cause__).__name__ == told
 

@@ -10,7 +10,6 @@ import httpx2
 import pytest
 
 from sampling_async import TransportError, TransportTimeoutError
-from sampling_async._wire import faults
 from sampling_async._wire.failures import Refusal, failure_of_test, translated, was_never_sent, way_of
 from sampling_async._wire.http1 import NotHttp
 from sampling_async._wire.trust import text_of

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling_async._wire import http1
-from sampling_async._wire.faults import RemoteProtocolError
 from sampling_async._wire.http1 import ResponseParser
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -33,7 +32,7 @@ def told(parts: list[bytes]) -> Any:
     """Return what is known of a response after its parts, or that it was refused."""
     try:
         answer = fed(*parts)
-    except RemoteProtocolError:
+    except httpx.RemoteProtocolError:
         return "refused"
     return answer.status, answer.headers, answer.take(), answer.is_whole, answer.leaves_reusable
 
@@ -118,7 +117,7 @@ def test_a_response_without_a_length_ends_with_the_connection(data):
 def test_a_cut_response_is_refused_at_the_end_of_the_connection(data):
     assert not fed(data).is_whole if data else True
     for parts in ([data, b""], [*bytewise(data), b""]):
-        with pytest.raises(RemoteProtocolError, match=ENDED):
+        with pytest.raises(httpx.RemoteProtocolError, match=ENDED):
             fed(*parts)
 
 
@@ -180,7 +179,7 @@ def test_the_end_of_the_connection_after_a_complete_response_changes_nothing():
 )
 def test_an_invalid_response_or_one_with_an_unclear_end_is_refused(data):
     assert told([data]) == told(bytewise(data)) == "refused"
-    with pytest.raises(RemoteProtocolError) as caught:
+    with pytest.raises(httpx.RemoteProtocolError) as caught:
         fed(data)
     assert str(caught.value) == "expected HTTP/1.1"
     assert caught.value.__cause__ is None
@@ -193,7 +192,7 @@ def test_folded_lines_are_joined_with_blanks():
 
 def test_an_endless_folded_head_is_refused():
     answer, taken = fed(OK + b"X: y"), 0
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(httpx.RemoteProtocolError):
         while taken < 2**20:
             answer.feed(b"\r\n " + b"y" * 1000)
             taken += 1003
@@ -201,7 +200,7 @@ def test_an_endless_folded_head_is_refused():
 
 
 def test_a_folded_head_that_is_cut_is_refused():
-    with pytest.raises(RemoteProtocolError, match=ENDED):
+    with pytest.raises(httpx.RemoteProtocolError, match=ENDED):
         fed(OK + b"X: a\r\n b\r\n", b"")
 
 
@@ -246,7 +245,7 @@ def test_endless_trailers_are_not_kept_in_memory():
 @pytest.mark.parametrize("line", [b"X: y\r\n", b"X: " + b"y" * 5000 + b"\r\n"])
 def test_an_endless_head_is_refused(line):
     answer, taken = fed(OK), 0
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(httpx.RemoteProtocolError):
         while taken < 2**20:
             answer.feed(line)
             taken += len(line)
@@ -255,7 +254,7 @@ def test_an_endless_head_is_refused(line):
 
 def test_endless_interim_responses_are_refused():
     answer = ResponseParser()
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(httpx.RemoteProtocolError):
         for _ in range(10_000):
             answer.feed(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -343,7 +342,7 @@ def by_h11(parts: list[bytes]) -> Any:
                         body += bytes(data.data)
                     case h11.EndOfMessage():
                         is_whole = True
-    except h11.RemoteProtocolError:
+    except h11.httpx.RemoteProtocolError:
         return None
     reusable = connection.our_state is h11.DONE and connection.their_state is h11.DONE
     return status, headers, body, is_whole, reusable and not connection.trailing_data[0]
@@ -400,7 +399,7 @@ def test_a_head_has_a_largest_size(more):
     start = OK + b"A: "
     parts = [start, b"x" * (http1._HEAD_BYTES - len(start) + more)]
     if more:
-        with pytest.raises(RemoteProtocolError):
+        with pytest.raises(httpx.RemoteProtocolError):
             fed(*parts)
     else:
         assert fed(*parts, b"\r\n" + TWO).status == 200

@@ -45,7 +45,6 @@ from sampling_async._wire import bodies as _bodies
 from sampling_async._wire import session as _session
 from sampling_async._wire.bodies import Head, LimitedBody, Request
 from sampling_async._wire.track import Track
-from sampling_async._wire.urls import parsed
 
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -94,9 +93,10 @@ async def test_the_key_goes_to_the_configured_origin_only():
             "http://service.example/",
             "https://other.example/",
         ):
-            head, extensions = Head({}), {"sent": bool, "enter": bool, "timeout": {}}
-            request = Request("GET", parsed(url), b"/", head=head, body=b"", extensions=extensions)
-            await client._session._carrier.exchange(request)
+            head = Head(httpx.Headers())
+            extensions = {"sent": bool, "enter": bool, "timeout": {}, "target": b"/"}
+            request = Request("GET", httpx.URL(url), head=head, content=b"", extensions=extensions)
+            await client._session._over.send(request)
     key = doubles.KEY
     assert [value for _, value in seen] == [key, None, None, None]
 

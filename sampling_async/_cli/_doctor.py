@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import anyio
+import httpx
 import typer
 from attrs import frozen
 from rich.table import Column, Table
@@ -40,7 +41,6 @@ from sampling_async._wire.failures import way_of
 from sampling_async._wire.lookups import Lookups
 from sampling_async._wire.session import Session
 from sampling_async._wire.track import Track
-from sampling_async._wire.urls import Url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -168,7 +168,7 @@ def _examine(
 class DoctorRun:
     """One run of all checks: single attempts, as the client makes them."""
 
-    base_url: Url
+    base_url: httpx.URL
     panel_guid: str
     key: Secret  # empty if it is missing
     proxy: Proxy | None
@@ -205,7 +205,7 @@ class DoctorRun:
     async def _dns(self) -> Finding:
         if self.proxy is not None:
             return Finding("DNS", "skipped", "the proxy looks the host up")
-        host = self.base_url.ascii_host
+        host = self.base_url.raw_host.decode("ascii")
         try:
             with anyio.fail_after(CONNECT_SECONDS):
                 found = await Lookups().addresses(host, self.base_url.port or 443)
@@ -243,8 +243,6 @@ class DoctorRun:
             key,
             timeouts=self.timeouts,
             limits=_LIMITS,
-            connections=1,
-            transport=None,
             idle_seconds=4.0,
             proxy=self.proxy,
             tls=self.tls,

@@ -21,9 +21,10 @@ from sampling_async import DecodeError, ResultCode
 from sampling_async._wire.address import is_loopback
 
 if TYPE_CHECKING:
+    import httpx
+
     from sampling_async import PartnerSettings
     from sampling_async._wire.address import Proxy
-    from sampling_async._wire.urls import Url
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail", "skipped"]
 
@@ -126,12 +127,12 @@ class ProbeResponse:
 # --- The way to the service
 
 
-def address(base_url: Url) -> Finding:
+def address(base_url: httpx.URL) -> Finding:
     shown, plain = str(base_url), unquote(base_url.path)
     doubled = _CONTRACT_PATH.search(plain)
     # Who copies a whole URL of the interface has the PanelGUID and a member code in it.
     if doubled or _GUID.search(plain):
-        shown = f"{base_url.scheme}://{base_url.netloc}/..."
+        shown = f"{base_url.scheme}://{base_url.netloc.decode()}/..."
     if doubled:
         found = f"{shown} has {doubled[0]} in it, which the client adds itself"
         return Finding("Address", "fail", found, f"Give the address without the part from {doubled[0]} on.")

@@ -8,9 +8,10 @@ from ipaddress import ip_address
 from math import inf
 from typing import TYPE_CHECKING, Final, NoReturn
 
+import httpx
+
 from sampling_async._contract.checks import number_from_0, text_of
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._wire.urls import Url, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,19 +59,26 @@ def guid_of(value: Text | Secret, name: str) -> Secret:
     return secret
 
 
-def base_url_of(value: Text, *, allow_http: bool) -> Url:
+def _parsed(text: str) -> httpx.URL | None:
+    """Return an address; None if it is not valid. The errors of httpx quote it, and it may hold a password."""
+    try:
+        url = httpx.URL(text)
+        host = url.host  # decoded here, so it may be found wrong here
+    except (httpx.InvalidURL, ValueError):
+        return None
+    return url if host else None
+
+
+def base_url_of(value: Text, *, allow_http: bool) -> httpx.URL:
     """Return the service's base address: https, or http for loopback or with `allow_http`.
 
     No error repeats it: it may hold a password.
     """
     text = text_of(value)
-    try:
-        url = parsed(text.rstrip("/"))
-    except (AttributeError, TypeError, ValueError):
-        url = None
-    if url is None or url.scheme not in {"http", "https"} or not url.host:
+    url = _parsed(text.rstrip("/")) if isinstance(text, str) else None
+    if url is None or url.scheme not in {"http", "https"}:
         raise InvalidRequestError("base_url must be an address like https://host or https://host/path")
-    if url.has_credentials or url.has_rest:
+    if url.userinfo or "?" in text or "#" in text:
         raise InvalidRequestError("base_url takes no user, password, query or fragment")
     if not _has_port(url):
         raise InvalidRequestError(f"base_url has a port that does not exist: ports are 1 to {_LAST_PORT}")
@@ -117,35 +125,33 @@ def proxy_of(value: Text | Secret) -> Proxy:
 
 def _proxy_or_problem(secret: Secret) -> Proxy | str:
     """Return the proxy, or the text of the problem: a traceback would show this frame, with the password."""
-    try:
-        url = parsed(secret.reveal())
-    except ValueError:
-        url = None
+    url, has_rest = _parsed(secret.reveal()), bool({"?", "#"} & {*secret.reveal()})
     if url is not None and url.scheme in {"https", "socks4", "socks5", "socks5h"}:
         return f"must be an http:// address: {url.scheme} proxies are not supported"
-    if url is None or url.scheme != "http" or not re.fullmatch(_HOST, url.ascii_host):
+    host = "" if url is None else url.raw_host.decode("ascii")
+    if url is None or url.scheme != "http" or not re.fullmatch(_HOST, host):
         return (
             "must be an address like http://host:3128 or http://user:password@host:3128, with special "
             "characters of user and password percent-encoded"
         )
-    if url.path not in {"", "/"} or url.has_rest:
+    if url.path != "/" or has_rest:
         return "takes no path, query or fragment; percent-encode the characters / ? # in a password"
     if not _has_port(url):
         return f"has a port that does not exist: ports are 1 to {_LAST_PORT}"
     if ":" in url.username:
         return "takes no user name with a colon"
-    if not url.has_credentials:
-        return Proxy(url.ascii_host, url.port or _HTTP_PORT, None)
+    if not url.userinfo:
+        return Proxy(host, url.port or _HTTP_PORT, None)
     basic = Secret(f"Basic {b64encode(f'{url.username}:{url.password}'.encode()).decode()}")
-    return Proxy(url.ascii_host, url.port or _HTTP_PORT, basic)
+    return Proxy(host, url.port or _HTTP_PORT, basic)
 
 
-def _has_port(url: Url) -> bool:
+def _has_port(url: httpx.URL) -> bool:
     """Return whether the port of a URL exists, if it names one. The system would take it modulo 65,536."""
     return url.port is None or 0 < url.port <= _LAST_PORT
 
 
-def require_https_through(proxy: Proxy, base_url: Url, *, allow_http: bool) -> None:
+def require_https_through(proxy: Proxy, base_url: httpx.URL, *, allow_http: bool) -> None:
     """Refuse to send the key unencrypted, to an http address, through a proxy on another machine."""
     if base_url.scheme == "http" and not (allow_http or proxy.is_loopback):
         raise InvalidRequestError(

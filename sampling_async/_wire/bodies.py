@@ -7,10 +7,11 @@ import zlib
 from contextlib import suppress
 from functools import lru_cache
 from inspect import isasyncgen
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
+import httpx
 from attrs import field, frozen
 
 from sampling_async._contract.checks import positive
@@ -19,10 +20,9 @@ from sampling_async._contract.statuses import NOT_MODIFIED
 from sampling_async._pacing.loops import Stepwise
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator
 
     from sampling_async._contract.errors import Endpoint
-    from sampling_async._wire.urls import Url
 
 _MIB: Final = 2**20
 _PARTS_A_TURN: Final = 256
@@ -61,80 +61,40 @@ class Head:
 
     __slots__ = ("headers", "lines")
 
-    def __init__(self, headers: Mapping[str, str]) -> None:
+    def __init__(self, headers: httpx.Headers) -> None:
         self.headers = headers
-        self.lines = "".join([f"{name}: {content}\r\n" for name, content in headers.items()]).encode("ascii")
+        self.lines = b"".join([b"%b: %b\r\n" % header for header in headers.raw])
 
 
-class Request:
-    """A request. It shares its origin and headers with others."""
+class Request(httpx.Request):
+    """A request of the session. It shares address and headers with others; httpx would copy and parse both.
 
-    __slots__ = ("body", "extensions", "headers", "lines", "method", "origin", "target")
+    `url` is the service's address without the path, which may hold a member code. What is sent is in the
+    extension `target`, as in httpcore.
+    """
+
+    stream: RequestBody
 
     def __init__(
-        self,
-        method: str,
-        origin: Url,
-        target: bytes,
-        *,
-        head: Head,
-        body: bytes,
-        extensions: dict[str, Any],
+        self, method: str, url: httpx.URL, *, head: Head, content: bytes, extensions: dict[str, Any]
     ) -> None:
+        # All that httpx's own constructor sets, which is not called.
         self.method = method
-        self.origin = origin
-        self.target = target  # path and query, as they are sent
+        self.url = url
         self.headers = head.headers
         self.lines = head.lines
         self.extensions = extensions
-        self.body = body
+        self.stream = RequestBody(content)
 
 
-class ResponseHeaders:
-    """The headers of a response, as pairs of bytes in `raw`."""
+class RequestBody(httpx.AsyncByteStream):
+    """The body of a request. httpx's own is an async generator, and trio warns if one is left unfinished."""
 
-    __slots__ = ("raw",)
+    def __init__(self, content: bytes) -> None:
+        self.content = content
 
-    def __init__(self, raw: Sequence[tuple[bytes, bytes]]) -> None:
-        self.raw = raw
-
-    def get(self, name: str, default: str | None = None, /) -> str | None:
-        """Return a header. Several values of one name are joined."""
-        wanted = name.lower().encode()
-        found = [content.decode("latin-1") for each, content in self.raw if each.lower() == wanted]
-        return ", ".join(found) if found else default
-
-
-class HeaderLookup(Protocol):
-    """Headers of our engine, of httpx or of httpx2."""
-
-    def get(self, name: str, default: str | None = None, /) -> str | None: ...
-
-
-class ReceivedResponse(Protocol):
-    """What is read of a response of our engine, of httpx or of httpx2. The body is still to be read."""
-
-    status_code: int
-
-    @property
-    def extensions(self) -> Mapping[str, Any]: ...
-
-    @property
-    def headers(self) -> HeaderLookup: ...
-
-    @property
-    def is_stream_consumed(self) -> bool:
-        """Whether the body is in `content`, decompressed."""
-        ...
-
-    @property
-    def content(self) -> bytes: ...
-
-    def aiter_raw(self) -> AsyncIterator[bytes]:
-        """Return the parts of the body as received."""
-        ...
-
-    async def aclose(self) -> None: ...
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return Stepwise((self.content,))
 
 
 class LimitedBody:
@@ -143,13 +103,14 @@ class LimitedBody:
     Another encoding in the header is ignored if the body begins as JSON: some services send `utf-8` there.
     """
 
-    def __init__(self, response: ReceivedResponse, wire: int, decoded: int) -> None:
+    def __init__(self, response: httpx.Response, wire: int, decoded: int) -> None:
         self._response = response
         self._wire_left = wire
         self._decoded_left = decoded
         self._parts = 0
         self._limits = wire, decoded
-        self.own: Any = response.extensions.get("body")  # of our engine; None with other transports
+        # The body of our engine, which holds its connection until it is judged; None with other transports.
+        self.own: Any = response.extensions.get("body")
         if self.own is not None:
             # The engine also counts the bytes around the body, such as chunk framing, which the parts do not
             # contain.

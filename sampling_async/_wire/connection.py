@@ -6,18 +6,10 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+import httpx
 from attrs import define
 
-from sampling_async._wire.bodies import ResponseHeaders, too_large
-from sampling_async._wire.faults import (
-    ConnectError,
-    ConnectTimeout,
-    ExchangeError,
-    ReadError,
-    ReadTimeout,
-    WriteError,
-    WriteTimeout,
-)
+from sampling_async._wire.bodies import too_large
 from sampling_async._wire.http1 import ResponseParser
 from sampling_async._wire.reader import TooSlow
 from sampling_async._wire.sockets import Wire, is_of_the_system
@@ -25,7 +17,7 @@ from sampling_async._wire.trust import ABOUT_THE_CLIENT, alert_in
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
 
 @define
@@ -124,24 +116,32 @@ class Connection:
         self._wire.close()
 
 
-class Response:
-    """A response of our engine; see `ReceivedResponse`."""
-
-    __slots__ = ("extensions", "status_code")
-
-    content = b""
-    is_stream_consumed = False
+class Response(httpx.Response):
+    """A response of our engine, whose body is still to be read. Its headers are parsed if they are read."""
 
     def __init__(self, status: int, body: BodyStream) -> None:
+        # All that httpx's own constructor sets, which is not called, but `headers`.
         self.status_code = status
-        self.extensions = {"body": body}
+        self.stream = body
+        self.extensions = {"http_version": b"HTTP/1.1", "body": body}
+        self.history = []
+        self.next_request = None
+        self.is_closed = self.is_stream_consumed = False
+        self.default_encoding = "utf-8"
+        self._request = None
+        self._num_bytes_downloaded = 0
 
-    @property
-    def headers(self) -> ResponseHeaders:
-        return ResponseHeaders(self.extensions["body"].headers)
+    def __getattr__(self, name: str) -> httpx.Headers:
+        if name != "headers":
+            raise AttributeError(name)
+        self.headers = httpx.Headers(self.extensions["body"].headers)
+        return self.headers
 
-    def aiter_raw(self) -> BodyStream:
-        return self.extensions["body"]
+    def aiter_raw(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        """Return the parts of the body as received, without a generator."""
+        assert chunk_size is None
+        body: BodyStream = self.extensions["body"]
+        return body
 
     async def aclose(self) -> None:
         await self.extensions["body"].aclose()
@@ -157,7 +157,7 @@ class Pool(Protocol):
         """Close a connection."""
 
 
-class BodyStream:
+class BodyStream(httpx.AsyncByteStream):
     """The body of a response as it arrives. It holds the connection until the response is judged."""
 
     def __init__(self, connection: Connection, answer: ResponseParser, seconds: float, pool: Pool) -> None:
@@ -218,7 +218,7 @@ class BodyStream:
 class ErrorTranslator:
     """A block in which errors of the system, and a time limit that passed, become errors of an exchange."""
 
-    def __init__(self, failure: type[ExchangeError], timeout: type[ExchangeError]) -> None:
+    def __init__(self, failure: type[httpx.TransportError], timeout: type[httpx.TransportError]) -> None:
         self._failure = failure
         self._timeout = timeout
 
@@ -232,6 +232,6 @@ class ErrorTranslator:
             raise self._timeout(type(exc).__name__) from exc
 
 
-CONNECTING: Final = ErrorTranslator(ConnectError, ConnectTimeout)
-WRITING: Final = ErrorTranslator(WriteError, WriteTimeout)
-READING: Final = ErrorTranslator(ReadError, ReadTimeout)
+CONNECTING: Final = ErrorTranslator(httpx.ConnectError, httpx.ConnectTimeout)
+WRITING: Final = ErrorTranslator(httpx.WriteError, httpx.WriteTimeout)
+READING: Final = ErrorTranslator(httpx.ReadError, httpx.ReadTimeout)

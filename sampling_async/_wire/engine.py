@@ -1,7 +1,7 @@
-"""The engine: it carries requests as HTTP/1.1 over its own sockets.
+"""The engine: a transport of httpx that carries requests as HTTP/1.1 over its own sockets.
 
-The engine of httpx has three problems here. Cancellations make its pool lose slots. If two responses arrive in
-one packet, the second one goes to the next request. And a request costs more, the more connections there are.
+httpx's own transport has three problems here. Cancellations make its pool lose slots. If two responses arrive
+in one packet, the second one goes to the next request. And a request costs more, the more connections exist.
 Here the gate limits how many requests run, and a connection belongs either to one request or to the list of
 idle connections. A request that does not end with its whole response closes its connection at once, without
 `await`. A request that is sent while the server closes the idle connection ends `unknown`. So an idle
@@ -22,19 +22,13 @@ from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
+import httpx
 
 from sampling_async._contract.statuses import Meaning, statuses
 from sampling_async._pacing.loops import BODY, FIRST_BYTE, SEND, asyncio_loop
+from sampling_async._wire.bodies import Request
 from sampling_async._wire.connection import CONNECTING, BodyStream, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
-from sampling_async._wire.faults import (
-    ConnectError,
-    ConnectTimeout,
-    ExchangeError,
-    ReadError,
-    RemoteProtocolError,
-    WriteError,
-)
 from sampling_async._wire.lookups import Lookups
 from sampling_async._wire.sockets import Wire, connect, is_of_the_system
 from sampling_async._wire.trust import Unusable, alert_in, default_context
@@ -45,9 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sampling_async._wire.address import Proxy
-    from sampling_async._wire.bodies import Request
+    from sampling_async._wire.clients import KeyHeader
     from sampling_async._wire.http1 import ResponseParser
-    from sampling_async._wire.urls import Url
 
 _REMEMBERED: Final = 16
 # Seconds. No server has a shorter idle time, so a connection that is closed sooner has another reason.
@@ -98,15 +91,22 @@ Limits: TypeAlias = "Mapping[str, float]"
 _OF_THE_SERVICE: Final = statuses(Meaning.OWN)
 
 # The errors of a request on a connection that the server was closing.
-_ENDS: Final = (ReadError, WriteError, RemoteProtocolError)
+_ENDS: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
-class Engine:
+class Engine(httpx.AsyncBaseTransport):
     """An HTTP/1.1 engine for one origin that survives cancellation and knows whether anything was sent."""
 
     def __init__(
-        self, *, idle: int, idle_seconds: float, proxy: Proxy | None = None, tls: ssl.SSLContext | None = None
+        self,
+        *,
+        key: KeyHeader,
+        idle: int,
+        idle_seconds: float,
+        proxy: Proxy | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._key = key
         self._idle: deque[Connection] = deque()  # the latest used one is at the right end
         self._most_idle = idle if idle_seconds else 0
         self._idle_time = IdleTime(idle_seconds)
@@ -129,23 +129,23 @@ class Engine:
     @staticmethod
     def may_have_raised(exc: BaseException) -> bool:
         """Return whether an error is a failed request, and not one that a signal handler raised."""
-        return isinstance(exc, ExchangeError) or is_of_the_system(exc)
+        return isinstance(exc, httpx.TransportError) or is_of_the_system(exc)
 
-    async def exchange(self, request: Request, private: Mapping[str, str]) -> Response:
+    async def handle_async_request(self, request: httpx.Request) -> Response:
         """Send a request and return its response, whose body is still to be read.
 
         The extension `sent` is called with False when it is certain that no byte has left, and with True before
-        that may change; `enter` with each stage that begins. The headers in `private` are added on the wire
-        only.
+        that may change; `enter` with each stage that begins. The key is added here, on the wire only.
         """
+        assert isinstance(request, Request)
         limits: Limits = request.extensions["timeout"]
         sent: Callable[[bool], None] = request.extensions["sent"]
-        enter: Callable[[int], object] = request.extensions.get("enter", bool)
-        origin = request.origin
+        enter: Callable[[int], object] = request.extensions["enter"]
+        url = request.url
         sent(False)
-        is_fetched = self._proxy is not None and origin.scheme == "http"
-        message = self._message_to_proxy(request, private) if is_fetched else _message(request, private)
-        connection = self._take_idle() or await self._connect(origin, limits)
+        is_fetched = self._proxy is not None and url.scheme == "http"
+        message = self._message_to_proxy(request) if is_fetched else _message(request, self._key.line_for(url))
+        connection = self._take_idle() or await self._connect(url, limits)
         try:
             enter(SEND)
             await connection.send(message, sent, limits["write"])
@@ -169,10 +169,11 @@ class Engine:
             raise
         return Response(answer.status, BodyStream(connection, answer, limits["read"], self))
 
-    def _message_to_proxy(self, request: Request, private: Mapping[str, str]) -> bytes:
+    def _message_to_proxy(self, request: Request) -> bytes:
         assert self._proxy is not None
-        target = b"http://%b%b" % (request.origin.netloc.encode("ascii"), request.target)
-        return _message(request, {**private, **credentials_for(self._proxy)}, target)
+        private = "".join(f"{name}: {text}\r\n" for name, text in credentials_for(self._proxy).items()).encode()
+        before = b"http://%b" % request.url.netloc
+        return _message(request, self._key.line_for(request.url) + private, before)
 
     def _take_idle(self) -> Connection | None:
         now = time.monotonic()
@@ -187,7 +188,7 @@ class Engine:
             self._note_end_of(connection, now)
         return None
 
-    async def _connect(self, url: Url, limits: Limits) -> Connection:
+    async def _connect(self, url: httpx.URL, limits: Limits) -> Connection:
         with anyio.move_on_after(limits["connect"]) as scope, CONNECTING:
             wire = await self._opened(url)
             try:
@@ -198,13 +199,13 @@ class Engine:
                 raise
             # Bytes that came before any request cannot be a response to it.
             wire.close()
-            raise ConnectError("the server closed the connection, or sent something, before any request")
+            raise httpx.ConnectError("the server closed the connection, or sent something, before any request")
         assert scope.cancelled_caught
-        raise ConnectTimeout("no connection within the time limit")
+        raise httpx.ConnectTimeout("no connection within the time limit")
 
-    async def _opened(self, url: Url) -> Wire:
+    async def _opened(self, url: httpx.URL) -> Wire:
         tls = self._context() if url.scheme == "https" else None
-        host, port = url.ascii_host, url.port or (443 if tls else 80)
+        host, port = url.raw_host.decode("ascii"), url.port or (443 if tls else 80)
         through, nearest = None, (host, port)
         if self._proxy is not None:
             through = Tunnel(self._proxy, host, port).dig if tls else None
@@ -336,11 +337,12 @@ def _is_kept(answer: ResponseParser) -> bool:
     return any(b"keep-alive" in value.lower() for value in said)
 
 
-def _message(request: Request, private: Mapping[str, str], target: bytes | None = None) -> bytes:
-    return b"%b %b HTTP/1.1\r\n%b%b\r\n%b" % (
+def _message(request: Request, private: bytes, before: bytes = b"") -> bytes:
+    return b"%b %b%b HTTP/1.1\r\n%b%b\r\n%b" % (
         request.method.encode("ascii"),
-        target or request.target,
+        before,
+        request.extensions["target"],
         request.lines,
-        "".join([f"{name}: {value}\r\n" for name, value in private.items()]).encode("ascii"),
-        request.body,
+        private,
+        request.stream.content,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
 
 from sampling_async._contract.errors import TransportError, TransportTimeoutError, is_test_failure
-from sampling_async._wire.faults import ConnectError, is_any
 from sampling_async._wire.http1 import NotHttp
 from sampling_async._wire.trust import PERMANENT, alert_in, text_of
 
@@ -15,12 +17,27 @@ if TYPE_CHECKING:
 
     from sampling_async._contract.errors import Delivery
 
+LIBRARIES: Final = {"httpx": "httpcore", "httpx2": "httpcore2"}
+"""httpx, and what continues it under other maintainers; each with the library that its own engine is in."""
+
 _KNOWING: Final = frozenset({"httpcore", "httpcore2", "builtins", "socket", "ssl"})
 _NOT_ANNOUNCED: Final = "No response can be found for "
 _NEVER_SENT: Final = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
 
 
-class Refusal(ConnectError):  # noqa: N818  what it is
+def is_any(exc: BaseException, *names: str) -> bool:
+    """Return whether an exception is of one of these classes, of httpx or httpx2, which need not be loaded."""
+    cls: Any = type(exc)
+    return not _names_of(cls).isdisjoint(names)
+
+
+@lru_cache(maxsize=256)
+def _names_of(cls: Any) -> frozenset[str]:
+    classes: tuple[type, ...] = cls.__mro__
+    return frozenset(each.__name__ for each in classes if each.__module__.split(".")[0] in LIBRARIES)
+
+
+class Refusal(httpx.ConnectError):
     """A failed connection with a reason that our engine knows. Its text quotes nothing from the network."""
 
     def __init__(self, text: str, *, permanent: bool = False) -> None:

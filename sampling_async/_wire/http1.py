@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import httpx
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
-
-from sampling_async._wire.faults import RemoteProtocolError
 
 _HEAD_BYTES: Final = 100 * 1024
 _END: Final = b"\r\n\r\n"
@@ -26,7 +25,7 @@ _SWITCHING: Final = 101
 _FINAL: Final = 200
 
 
-class NotHttp(RemoteProtocolError):  # noqa: N818  likewise
+class NotHttp(httpx.RemoteProtocolError):
     """What came is no response in HTTP/1.1. Callbacks raise it for heads that llhttp accepts."""
 
     def __init__(self, text: str = "expected HTTP/1.1") -> None:
@@ -130,7 +129,7 @@ class ResponseParser:
 
     def _end(self) -> None:
         if not self.is_whole and (not self.status or self._is_framed):
-            raise RemoteProtocolError("the connection ended before the end of the response")
+            raise httpx.RemoteProtocolError("the connection ended before the end of the response")
         self.is_whole = True
 
     def take(self) -> bytes:

@@ -1,8 +1,8 @@
-"""One attempt: send a request and read its response.
+"""One attempt: send a request through an httpx client and read its response.
 
-The key goes to the configured origin only, and appears in nothing that is printed: the carrier adds it. The
-size of a body is limited while it is read, and so is the time of the whole attempt. A failure says whether
-anything was sent.
+The key goes to the configured origin only, and appears in nothing that is printed: it is added last. The size
+of a body is limited while it is read, and so is the time of the whole attempt. A failure says whether anything
+was sent.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import warnings
 import weakref
 from functools import lru_cache, partial
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import anyio
+import httpx
 
 from sampling_async._contract.errors import (
     ClientClosedError,
@@ -22,108 +24,33 @@ from sampling_async._contract.errors import (
     InvalidRequestError,
     SamplingError,
     TransportTimeoutError,
-    is_test_failure,
 )
 from sampling_async._contract.exchange import Call, Reply
 from sampling_async._contract.statuses import OK
 from sampling_async._pacing.background import is_foreign_cancellation
 from sampling_async._pacing.blocks import Block, DeadlineScopes
-from sampling_async._pacing.loops import BODY, FIRST_BYTE, running_loop
-from sampling_async._version import __version__
-from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, ReceivedResponse, Request
-from sampling_async._wire.failures import failure_of_test, translated, was_never_sent, way_of
-from sampling_async._wire.faults import ExchangeError, is_any
-from sampling_async._wire.foreign import ForeignTransport, Transport, patched_library
+from sampling_async._pacing.loops import running_loop
+from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, Request
+from sampling_async._wire.clients import (
+    USER_AGENT,
+    KeyHeader,
+    OverEngine,
+    OverTransport,
+    Transport,
+    patched_library,
+)
+from sampling_async._wire.failures import failure_of_test, is_any, translated, way_of
+from sampling_async._wire.given_client import OverClient
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from sampling_async._contract.errors import Endpoint
     from sampling_async._wire.address import Proxy, Secret
     from sampling_async._wire.engine import Engine
     from sampling_async._wire.timeouts import Timeouts
     from sampling_async._wire.track import Track
-    from sampling_async._wire.urls import Url
-
-_KEY_HEADER: Final = "API_AUTH_KEY"
-
-
-class Carrier:
-    """Carries requests by the client's own engine, or by a transport that the user gave.
-
-    It adds the key at the lowest level, below all parts of other libraries that log, redirect or put requests
-    into exceptions.
-    """
-
-    def __init__(self, engine: Engine | None, transport: Transport | None, base_url: Url, key: Secret) -> None:
-        self._engine = engine
-        self._given = None if transport is None else ForeignTransport(transport)
-        self._stock: dict[str, ForeignTransport] = {}  # of patched libraries
-        self._home = base_url
-        self._key = key
-
-    @property
-    def knows_what_was_sent(self) -> bool:
-        """Whether requests go through our engine, which knows exactly whether anything was sent."""
-        return self._engine is not None and patched_library() is None
-
-    def may_have_raised(self, exc: BaseException) -> bool:
-        """Return whether an error may come from the engine or transport, and not from the application."""
-        if self._engine is not None and self.knows_what_was_sent:
-            return self._engine.may_have_raised(exc)
-        return isinstance(exc, Exception)
-
-    async def exchange(self, request: Request) -> ReceivedResponse:
-        """Send a request and return its response, whose body is still to be read."""
-        key = self._key.reveal() if self._is_home(request.origin) else ""
-        private = {_KEY_HEADER: key} if key else {}
-        del key
-        try:
-            library = patched_library()
-            if self._engine is not None and library is None:
-                return await self._engine.exchange(request, private)
-            sent, enter = request.extensions["sent"], request.extensions["enter"]
-            sent(False)
-            # Mocks may never give the event loop a turn, as our engine does.
-            await anyio.lowlevel.checkpoint()
-            sent(True)
-            enter(FIRST_BYTE)
-            response = await (self._given or self._stock_of(library or "httpx")).exchange(request, private)
-            enter(BODY)
-            return response  # noqa: TRY300
-        except BaseException as exc:  # noqa: BLE001  raised again
-            # The frames of the traceback hold the headers in their local variables, which crash reporters send.
-            # What fails a test keeps those of the mock, which show where.
-            is_of_a_mock = is_test_failure(exc) and not self.knows_what_was_sent
-            below = exc.__traceback__.tb_next if is_of_a_mock and exc.__traceback__ else None
-            raise exc.with_traceback(below)  # noqa: B904
-        finally:
-            del private
-
-    def _is_home(self, url: Url) -> bool:
-        return url is self._home or url.origin == self._home.origin
-
-    def _stock_of(self, library: str) -> ForeignTransport:
-        if library not in self._stock:
-            self._stock[library] = ForeignTransport(None, library)
-        return self._stock[library]
-
-    def close_idle(self) -> None:
-        if self._engine is not None:
-            self._engine.close_idle()
-
-    def close(self) -> None:
-        """Close the idle connections of our engine for good. Without `await`, nothing can interrupt this."""
-        if self._engine is not None:
-            self._engine.close()
-
-    async def aclose(self) -> None:
-        """Close the other transports: the one that the user gave, and httpx's own."""
-        for each in (self._given, *self._stock.values()):
-            if each is not None:
-                await each.transport.aclose()
-
 
 T = TypeVar("T")
 Given = ParamSpec("Given")
@@ -132,6 +59,8 @@ BodyReader: TypeAlias = "Callable[[LimitedBody], Awaitable[Reply]]"
 
 _CLOSING_SECONDS: Final = 5.0
 _REFUSAL_SECONDS: Final = 2.0
+_SPARE_CONNECTIONS: Final = 2
+_SHORTEST_SECRET: Final = 8
 
 
 class _Home:
@@ -151,38 +80,59 @@ class Session:
 
     def __init__(
         self,
-        base_url: Url,
+        base_url: httpx.URL,
         api_key: Secret,
         *,
         timeouts: Timeouts,
         limits: BodyLimits,
-        connections: int,
-        transport: Transport | None,
+        concurrency: int = 1,
+        transport: Transport | None = None,
+        http_client: Any = None,
+        headers: Mapping[str, Secret] = MappingProxyType({}),
+        user_agent: str = USER_AGENT,
         idle_seconds: float,
         proxy: Proxy | None,
         tls: ssl.SSLContext | None,
     ) -> None:
         self._base_url = base_url
-        self._base_path = base_url.path.rstrip("/")
+        self._base_path = base_url.raw_path.decode("ascii").rstrip("/")
         # A function without a reference to the session: results keep it, and must not keep connections.
-        self.private = partial(_forms_of, api_key)
+        self.private = partial(_forms_of, api_key, tuple(headers.values()))
         self._home = _Home()
         self._set_limits(timeouts)
         self._limits = limits
         self._has_proxy = proxy is not None
+        self._key = KeyHeader(base_url, api_key)
+        self._stock: dict[str, OverTransport] = {}  # of patched libraries
         self.engine: Engine | None = None
-        if transport is None:
-            from sampling_async._wire import engine  # noqa: PLC0415  its parser takes time to import
+        self._over: OverEngine | OverTransport | OverClient
+        if http_client is not None:
+            self._over = OverClient(self._key, http_client, base_url, concurrency)
+        elif transport is not None:
+            self._over = OverTransport(self._key, transport)
+        else:
+            from sampling_async._wire.engine import Engine  # noqa: PLC0415  its parser takes time to import
 
-            self.engine = engine.Engine(idle=connections, idle_seconds=idle_seconds, proxy=proxy, tls=tls)
-        self._carrier = Carrier(self.engine, transport, base_url, api_key)
+            idle = concurrency + _SPARE_CONNECTIONS
+            self.engine = Engine(key=self._key, idle=idle, idle_seconds=idle_seconds, proxy=proxy, tls=tls)
+            self._over = OverEngine(self.engine)
         self._head_for = lru_cache(maxsize=256)(self._made_head)
         self._headers = {
-            "Host": base_url.netloc,
+            "Host": base_url.netloc.decode("ascii"),
             "Accept": "application/json",
             "Accept-Encoding": "gzip",
-            "User-Agent": f"sampling-async/{__version__}",
+            "User-Agent": user_agent,
         }
+        self._more_headers = headers
+
+    def _sender(self) -> OverEngine | OverTransport | OverClient:
+        """Return what requests go through now: while a mock has patched httpx, that."""
+        library = None if self.engine is None else patched_library()
+        if library is None:
+            return self._over
+        if library not in self._stock:
+            self._stock[library] = OverTransport(self._key, None, library)
+        return self._stock[library]
 
     def view(self, timeouts: Timeouts) -> Session:
         """Return a session over the same connections. It may be closed alone, and is closed with this one."""
@@ -232,7 +182,8 @@ class Session:
         What fails a test, such as an assertion in a mock, is raised as it is.
         """
         failure: BaseException | None = None
-        with self._blocks.within(seconds, is_ours=self._carrier.knows_what_was_sent) as scope:
+        sender = self._sender()
+        with self._blocks.within(seconds, is_ours=sender.knows_what_was_sent) as scope:
             try:
                 return await run(*args, **kwargs)
             except SamplingError as exc:
@@ -241,13 +192,12 @@ class Session:
             except BaseException as exc:
                 # A transport may raise any exception, even a stray cancellation. It becomes one of our errors.
                 # Exceptions of the application, such as those of signal handlers, are raised unchanged.
-                if not (self._carrier.may_have_raised(exc) or is_foreign_cancellation(exc)):
+                if not (sender.may_have_raised(exc) or is_foreign_cancellation(exc)):
                     raise
-                if not self._carrier.knows_what_was_sent and was_never_sent(exc):
-                    track.sent = False
                 failure = failure_of_test(exc)
                 if failure is None:
-                    failure = translated(exc, track.delivery, sent=track.sent, way=self._way())
+                    way = self._way() if sender.knows_what_was_sent else ""
+                    failure = translated(exc, track.delivery, sent=track.sent, way=way)
         if scope.cancelled_caught:
             failure = self._interrupted(seconds, track)
         assert failure is not None
@@ -256,10 +206,8 @@ class Session:
         raise failure
 
     def _way(self) -> str:
-        if not self._carrier.knows_what_was_sent:
-            return ""
         proxy = way_of(self._base_url.scheme, has_proxy=self._has_proxy, environment=os.environ)
-        return f", on the way to {self._base_url.netloc}{proxy}"
+        return f", on the way to {self._base_url.netloc.decode('ascii')}{proxy}"
 
     def _interrupted(self, wall: float, track: Track) -> SamplingError:
         if self.closed:
@@ -270,7 +218,7 @@ class Session:
         )
 
     async def _exchange(self, call: Call[Any], track: Track, within: float, read: BodyReader | None) -> Reply:
-        response = await self._carrier.exchange(self._request(call, track, within))
+        response = await self._sender().send(self._request(call, track, within))
         body = LimitedBody(response, *self._limits.of(call.endpoint))
         track.raw_headers = response.headers if body.own is None else body.own.headers
         try:
@@ -290,21 +238,18 @@ class Session:
         return reply
 
     def _request(self, call: Call[Any], track: Track, within: float) -> Request:
-        # The cautious value for transports that never call `sent`, such as mocks. Our engine corrects it.
-        track.may_send(True)
         timeout, _ = self._limits_for(call.endpoint, call.quota_ids)
         if within < inf:
             timeout = {name: min(seconds, within) for name, seconds in timeout.items()}
-        extensions = {"timeout": timeout, "sent": track.may_send, "enter": track.enter}
-        body = call.body or b""
-        return Request(
-            call.method,
-            self._base_url,
-            f"{self._base_path}{call.target}".encode(),
-            head=self._head_for(len(body), call.if_none_match),
-            body=body,
-            extensions=extensions,
-        )
+        extensions = {
+            "timeout": timeout,
+            "target": f"{self._base_path}{call.target}".encode(),
+            "sent": track.may_send,
+            "enter": track.enter,
+        }
+        content = call.body or b""
+        head = self._head_for(len(content), call.if_none_match)
+        return Request(call.method, self._base_url, head=head, content=content, extensions=extensions)
 
     def _made_head(self, length: int, if_none_match: str | None) -> Head:
         headers = dict(self._headers)
@@ -312,7 +257,8 @@ class Session:
             headers.update({"Content-Type": "application/json", "Content-Length": str(length)})
         if if_none_match is not None:
             headers["If-None-Match"] = if_none_match
-        return Head(headers)
+        private = {name: text.reveal() for name, text in self._more_headers.items()}
+        return Head(httpx.Headers({**headers, **private}))
 
     def _made_limits(self, endpoint: Endpoint, quota_ids: int) -> tuple[dict[str, float], float]:
         limits = self.timeouts
@@ -324,7 +270,8 @@ class Session:
         return self._limits_for(endpoint, quota_ids)[0]["read"]
 
     def close_idle(self) -> None:
-        self._carrier.close_idle()
+        if self.engine is not None:
+            self.engine.close_idle()
 
     def until_closed(self, seconds: float = inf) -> Block:
         return self._blocks.within(seconds)
@@ -338,6 +285,7 @@ class Session:
             self._home.loop = loop
         elif self._home.loop != loop:
             raise InvalidRequestError("this client belongs to another event loop; make a client for each loop")
+        self._over.check_usable()
 
     @property
     def is_at_home(self) -> bool:
@@ -357,8 +305,8 @@ class Session:
             self._home.closed, closed = True, list(self._home.blocks)
         for blocks in closed:
             blocks.shut()
-        if not self._is_view:
-            self._carrier.close()
+        if not self._is_view and self.engine is not None:
+            self.engine.close()
         at_home = self.is_at_home
         with anyio.CancelScope(shield=True):
             if at_home:
@@ -371,7 +319,8 @@ class Session:
             # A foreign transport is not closed from another event loop: its connections ended with its own one.
             if at_home or self.engine is not None:
                 with anyio.move_on_after(_CLOSING_SECONDS):
-                    await self._carrier.aclose()
+                    for each in (self._over, *self._stock.values()):
+                        await each.aclose()
 
     def __del__(self) -> None:
         if not self._is_view and self._home.loop is not None and not self.closed:
@@ -379,9 +328,13 @@ class Session:
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
 
-def _forms_of(key: Secret) -> tuple[str, ...]:
-    """Return the key in the forms that a response may repeat, so that they can be removed from messages."""
-    return key.reveal(), key.reveal().replace("-", "")
+def _forms_of(key: Secret, headers: tuple[Secret, ...]) -> tuple[str, ...]:
+    """Return the key in the forms that a response may repeat, so that they can be removed from messages.
+
+    With it come the values of the user's headers, but for short ones, which stand in other words too.
+    """
+    texts = [header.reveal() for header in headers if len(header.reveal()) >= _SHORTEST_SECRET]
+    return key.reveal(), key.reveal().replace("-", ""), *texts
 
 
 async def _read_whole(body: LimitedBody) -> Reply:
@@ -392,14 +345,15 @@ async def _read_whole(body: LimitedBody) -> Reply:
     return Reply(OK, content)
 
 
-async def _read_refusal(response: ReceivedResponse, body: LimitedBody) -> Reply:
+async def _read_refusal(response: httpx.Response, body: LimitedBody) -> Reply:
     """Read the body of a refusal. Its status counts even if the body is late or incomplete."""
     content = None
     with anyio.move_on_after(_REFUSAL_SECONDS):
         try:
             content = await body.read()
         except Exception as exc:
-            if not (isinstance(exc, DecodeError | ExchangeError) or is_any(exc, "HTTPError")):
+            # A StreamError: the user's client has closed the response.
+            if not (isinstance(exc, DecodeError) or is_any(exc, "HTTPError", "StreamError")):
                 raise
     await body.aclose()
     asked, date = response.headers.get("Retry-After"), response.headers.get("Date")

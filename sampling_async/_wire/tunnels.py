@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+import httpx
+
 from sampling_async._contract.statuses import FORBIDDEN, Meaning, statuses
 from sampling_async._wire.failures import Refusal
-from sampling_async._wire.faults import RemoteProtocolError
 from sampling_async._wire.http1 import ResponseParser
 from sampling_async._wire.sockets import received, send_whole
 
@@ -51,7 +52,7 @@ class Tunnel:
                 is_left_out = bool(_FRAMING.match(line)) or (is_left_out and line.startswith((b" ", b"\t")))
                 if not is_left_out:
                     answer.feed(line)
-        except RemoteProtocolError:
+        except httpx.RemoteProtocolError:
             raise Refusal("the proxy did not respond in HTTP/1.1") from None
         finally:
             answer.let_go()

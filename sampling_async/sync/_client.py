@@ -10,6 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from sampling_async._client import SamplingClient as AsyncClient
+from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import safe_repr
 from sampling_async._wire.address import Secret
 from sampling_async.sync._loop import LoopThread
@@ -222,6 +223,21 @@ def _parts_of(client: SamplingClient) -> tuple[AsyncClient, LoopThread]:
     return client._client, client._loop  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  as a method may
 
 
+def _prepare(options: dict[str, Any]) -> None:
+    """Change the options of an async client into those of one with an event loop of its own."""
+    for name in ("api_key", "proxy"):
+        if options.get(name):
+            options[name] = Secret.of(options[name])
+    if options.get("http_client") is not None:
+        raise InvalidRequestError(
+            "the blocking client takes no http_client: an httpx.AsyncClient belongs to the event loop of its "
+            "owner, and this client runs one of its own in a thread; give headers=, proxy=, ssl_context= or "
+            "transport=, or use the async client"
+        )
+    # That of the event loop, which does not run yet.
+    options.setdefault("clock", time.monotonic)
+
+
 class SamplingClient:
     """A client of one External Sampling Service for one partner panel, for programs without asyncio.
 
@@ -245,21 +261,13 @@ class SamplingClient:
     @_constructing(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # This comes first: error reports may show the local variables of this frame.
-        for name in ("api_key", "proxy"):
-            if kwargs.get(name):
-                kwargs[name] = Secret.of(kwargs[name])
-        # That of the event loop, which does not run yet.
-        kwargs.setdefault("clock", time.monotonic)
+        _prepare(kwargs)
         _wrap(self, AsyncClient(*args, **kwargs))
 
     @classmethod
     @_as(AsyncClient.from_env)
     def from_env(cls, *, profile: str | PanelProfile | None = None, **overrides: Any) -> Self:
-        # As in the constructor.
-        for name in ("api_key", "proxy"):
-            if overrides.get(name):
-                overrides[name] = Secret.of(overrides[name])
-        overrides.setdefault("clock", time.monotonic)
+        _prepare(overrides)
         client = object.__new__(cls)
         _wrap(client, AsyncClient.from_env(profile=profile, **overrides))
         return client
