@@ -52,13 +52,16 @@ from sampling_async._telemetry.providers import telemetry_of
 from sampling_async._wire.address import (
     Secret,
     base_url_of,
+    checked_headers,
     guid_of,
+    hidden_headers,
+    hide_secrets,
     idle_seconds_of,
     proxy_of,
     require_https_through,
 )
 from sampling_async._wire.bodies import BodyLimits
-from sampling_async._wire.clients import checked_headers, checked_transport
+from sampling_async._wire.clients import checked_transport
 from sampling_async._wire.given_client import checked_client
 from sampling_async._wire.session import Session
 from sampling_async._wire.timeouts import Timeouts
@@ -169,10 +172,11 @@ class SamplingClient:
         random: Callable[[], float] = _random.random,
     ) -> None:
         key, way = Secret.of(api_key), None if proxy is None else Secret.of(proxy)
-        more, agent = checked_headers(headers, user_agent)
+        hidden = hidden_headers(headers)
         # Error reports may show the local variables of each frame. So the plain texts are deleted before any
         # check below can raise.
         del api_key, proxy, headers
+        more, agent = checked_headers(hidden, user_agent)
         key = guid_of(key, "api_key")
         whole_number(max_concurrency, "max_concurrency")
         require_instance(allow_http, bool, "allow_http", "True or False")
@@ -185,10 +189,10 @@ class SamplingClient:
         self._base_url = base_url_of(base_url, allow_http=allow_http)
         if http_client is not None and transport is not None:
             raise InvalidRequestError("give http_client or transport, not both: a client has its own transport")
-        if (http_client or transport) is not None and (way is not None or ssl_context is not None):
+        yours = "http_client" if http_client is not None else "transport" if transport is not None else ""
+        if yours and (way is not None or ssl_context is not None):
             raise InvalidRequestError(
-                "proxy and ssl_context cannot be combined with your own http_client or transport; give them to "
-                "that"
+                f"proxy and ssl_context cannot be combined with your own {yours}; give them to that {yours}"
             )
         way_out = None if way is None else proxy_of(way)
         if way_out is not None:
@@ -286,9 +290,7 @@ class SamplingClient:
                 panel than the profile.
         """
         # This comes first: error reports may show the local variables of this frame.
-        for name in ("api_key", "proxy"):
-            if overrides.get(name):
-                overrides[name] = Secret.of(overrides[name])
+        hide_secrets(overrides)
         from sampling_async._profiles.file import completed, proxy_setting, setting  # noqa: PLC0415  as for watches
 
         panel = completed(profile, overrides)

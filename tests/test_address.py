@@ -213,7 +213,8 @@ def test_arguments_take_precedence_over_the_environment(monkeypatch):
     monkeypatch.setenv("SAMPLING_PROXY", "nonsense")
     given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "proxy": "http://agent:hunter2@proxy:3128"}
     client = SamplingClient.from_env(base_url="https://service.example", **given)
-    assert "hunter2" not in f"{vars(client)} {vars(client._session)} {vars(client._session._carrier)}"
+    session = client._session
+    assert "hunter2" not in f"{vars(client)} {vars(session)} {vars(session._over)} {vars(session.engine)}"
 
 
 def test_a_secret_is_never_shown():

@@ -48,37 +48,48 @@ def imports_of(path):
             yield node.module.split(".")[0]
 
 
-def test_httpx_is_imported_by_the_simulator_only():
-    """The client itself has its own engine and its own types; `_wire/foreign.py` finds the user's library."""
+def test_httpx_is_imported_by_the_wire_the_doctor_and_the_simulator_only():
+    """A move to httpx2 would change their imports. No module imports httpx2: `_wire/clients.py` finds it."""
     users = {
-        path.relative_to(ROOT).as_posix()
+        path.relative_to(ROOT).as_posix(): names
         for path in ROOT.rglob("*.py")
-        if {*imports_of(path)} & {"httpx", "httpx2", "httpcore", "httpcore2"}
+        if (names := {*imports_of(path)} & {"httpx", "httpx2", "httpcore", "httpcore2"})
     }
-    assert users == {"simulator/_outbox.py", "simulator/_transport.py"}
-    naming = {
-        path.relative_to(ROOT).as_posix()
-        for path in ROOT.rglob("*.py")
-        if "import_module(library" in path.read_text()
+    assert {*users} - {user for user in users if user.startswith("_wire/")} == {
+        "_cli/_doctor.py",
+        "_cli/_doctor_findings.py",
+        "simulator/_outbox.py",
+        "simulator/_transport.py",
     }
-    assert naming == {"_wire/foreign.py"}
+    assert all(names == {"httpx"} for names in users.values())
 
 
-def test_a_client_with_its_own_engine_loads_neither():
+def test_every_request_goes_through_an_httpx_client_without_the_transport_of_httpx():
+    """`httpcore` is loaded by that transport only."""
     simulator = Simulator(surveys=2, members=2)
     code = f"""
 import asyncio, sys
+import httpx
 from sampling_async import SamplingClient
+from sampling_async._wire.clients import OwnClient
+sent = []
+async def send(self, request, **options):
+    sent.append(request.method)
+    return await inner(self, request, **options)
+inner, OwnClient.send = OwnClient.send, send
+assert issubclass(OwnClient, httpx.AsyncClient)
 async def main():
     given = dict(panel_guid={simulator.panel_guid!r}, api_key={simulator.api_key!r})
     async with SamplingClient(sys.argv[1], **given) as client:
-        print(len((await client.get_quotas()).surveys))
+        quotas = await client.get_quotas()
+        await client.get_settings()
+        await client.bulk_invite("m000001", range(1, 201))
 asyncio.run(main())
-print(sorted({{"httpx", "httpx2", "httpcore", "httpcore2"}} & set(sys.modules)))
+print(sent, sorted({{"httpx2", "httpcore", "httpcore2"}} & set(sys.modules)))
 """
     with simulator.serve() as url:
         done = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n") == ["2", "[]", ""]
+    assert done.stdout == "['GET', 'GET', 'POST', 'POST'] []\n"
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

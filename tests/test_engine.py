@@ -39,9 +39,9 @@ from sampling_async._pacing.outage import Away
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
 from sampling_async._wire import lookups as _lookups
-from sampling_async._wire.address import Proxy, Secret
+from sampling_async._wire.address import KeyHeader, Proxy, Secret
 from sampling_async._wire.bodies import Head, Request
-from sampling_async._wire.clients import KeyHeader, OverEngine, OverTransport
+from sampling_async._wire.clients import OverEngine, OverTransport
 from sampling_async._wire.reader import TooSlow
 
 if TYPE_CHECKING:

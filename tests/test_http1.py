@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import h11
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -342,7 +343,7 @@ def by_h11(parts: list[bytes]) -> Any:
                         body += bytes(data.data)
                     case h11.EndOfMessage():
                         is_whole = True
-    except h11.httpx.RemoteProtocolError:
+    except h11.RemoteProtocolError:
         return None
     reusable = connection.our_state is h11.DONE and connection.their_state is h11.DONE
     return status, headers, body, is_whole, reusable and not connection.trailing_data[0]

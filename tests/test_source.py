@@ -121,7 +121,7 @@ async def test_jobs_of_this_request_and_the_next_are_drawn_without_a_wait():
 
 
 async def test_a_large_request_is_left_for_a_draw_that_can_wait():
-    large = InviteRequest("n", range(1, ENTRIES + 2))
+    large = InviteRequest("n", [1, *range(1, ENTRIES + 1)])
     source = FanOutSource([InviteRequest("m", [1]), large, InviteRequest("o", [2])], size=ENTRIES)
     await source.draw()
     source.handed_over()

@@ -69,11 +69,12 @@ class Layers(OurClient):
 
         async def exchange(call: Call[Any]) -> None:
             made = self._session._request(call, self._track(), inf)  # noqa: SLF001
-            response = await self._session._carrier.exchange(made)  # noqa: SLF001
-            async for _ in response.extensions["body"]:
+            response = await self._session._over.send(made)  # noqa: SLF001
+            body = response.extensions["body"]
+            async for _ in body:
                 pass
             await response.aclose()
-            response.extensions["body"].release()
+            body.release()
 
         # From here on, what reads a response also gives its connection back.
         async def attempt(call: Call[Any]) -> None:

@@ -42,16 +42,20 @@ _COUNTED: Final = 65_536
 """The largest number of requests whose quota IDs are counted in advance; it takes some milliseconds."""
 
 
+_DISTINCT_AT_ONCE: Final = 2**17
+"""The most quota IDs that are compared with each other in one step: a set of 100,000 takes 5 ms, in C."""
+
+
 def counted(request: InviteRequest) -> Sequence[Chunk] | None:
     """Return the distinct quota IDs of a request, in the order given, each with its number of places.
 
-    Return None for more than 65,536 IDs, which take too long to count in one step.
+    Return None for so many IDs that they take too long to count in one step.
     """
     code, quota_ids = request.member_code, request.quota_ids
-    if len(quota_ids) > ENTRIES:
-        return None
-    # Loops in C: 65,536 IDs take 3 ms. Nearly always no ID is repeated, and nothing is copied.
-    return (Chunk(code, quota_ids) if _are_distinct(quota_ids) else Chunk.of(code, Counter(quota_ids)),)
+    # Nearly always no ID is repeated, and nothing is copied.
+    if len(quota_ids) <= _DISTINCT_AT_ONCE and len(set(quota_ids)) == len(quota_ids):
+        return (Chunk(code, quota_ids),)
+    return (Chunk.of(code, Counter(quota_ids)),) if len(quota_ids) <= ENTRIES else None
 
 
 async def counted_in_steps(request: InviteRequest) -> Sequence[Chunk]:
@@ -80,10 +84,6 @@ async def counted_in_steps(request: InviteRequest) -> Sequence[Chunk]:
         places.clear()
         await turns.step(_COUNTED_AT_ONCE)
     return chunks
-
-
-def _are_distinct(quota_ids: tuple[int, ...]) -> bool:
-    return len(set(quota_ids)) == len(quota_ids)
 
 
 def total_of(requests: object) -> int | None:

@@ -1,23 +1,27 @@
-"""Check the client's configuration: the service's address, the proxy, Guids and secrets."""
+"""Check the client's configuration: the service's address, the proxy, Guids, headers and secrets."""
 
 from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Mapping
 from ipaddress import ip_address
 from math import inf
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import httpx
 
-from sampling_async._contract.checks import number_from_0, text_of
+from sampling_async._contract.checks import number_from_0, shown, text_of
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sampling_async._contract.checks import Text
 
+KEY_HEADER: Final = "API_AUTH_KEY"
+USER_AGENT: Final = f"sampling-async/{__version__}"
 _LAST_PORT: Final = 65_535
 _HTTP_PORT: Final = 80
 _HOST: Final = r"[0-9A-Za-z._-]+|[0-9a-fA-F:.]+"
@@ -45,6 +49,22 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a secret cannot be pickled or copied")
+
+
+def hide_secrets(options: dict[str, Any]) -> None:
+    """Change arguments of a client so that no error report about a frame that has them shows a secret."""
+    for name in ("api_key", "proxy"):
+        if options.get(name):
+            options[name] = Secret.of(options[name])
+    if "headers" in options:
+        options["headers"] = hidden_headers(options["headers"])
+
+
+def hidden_headers(headers: Any) -> Any:
+    """Return headers with their values as secrets; the name of the class of what is no mapping."""
+    if not isinstance(headers, Mapping):
+        return None if headers is None else type(headers).__name__
+    return {text_of(name): Secret.of(text) for name, text in headers.items()}
 
 
 def guid_of(value: Text | Secret, name: str) -> Secret:
@@ -174,3 +194,65 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class KeyHeader:
+    """The API_AUTH_KEY header, for requests to the origin of the service only. An empty key is not sent.
+
+    It is added at the lowest level, below all parts of other libraries that log, redirect or put requests into
+    exceptions.
+    """
+
+    def __init__(self, home: httpx.URL, key: Secret) -> None:
+        self._home = home
+        self._key = key
+
+    def line_for(self, url: httpx.URL) -> bytes:
+        """Return the header as a line of HTTP/1.1; nothing for another origin."""
+        key = self._key.reveal() if self.is_home(url) else ""
+        return f"{KEY_HEADER}: {key}\r\n".encode("ascii") if key else b""
+
+    def added_to(self, headers: Any, url: Any) -> list[tuple[str, str]]:
+        """Return the headers of a request to `url` with the key, and without one that stood there."""
+        others = [(name, text) for name, text in headers.multi_items() if name.upper() != KEY_HEADER]
+        key = self._key.reveal() if self.is_home(url) else ""
+        return [*others, (KEY_HEADER, key)] if key else others
+
+    def is_home(self, url: Any) -> bool:
+        """Return whether an address, of httpx or httpx2, has the origin of the service."""
+        return url is self._home or origin_of(url) == origin_of(self._home)
+
+
+def origin_of(url: Any) -> tuple[str, bytes, int | None]:
+    return url.scheme, url.raw_host, url.port
+
+
+_RESERVED: Final = frozenset(
+    {"api_auth_key", "host", "accept", "accept-encoding", "content-type", "content-length", "content-encoding"}
+    | {"transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect", "if-none-match"}
+    | {"proxy-authorization", "proxy-connection"}
+)
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TEXT: Final = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?")
+
+
+def checked_headers(headers: Any, user_agent: Any) -> tuple[dict[str, Secret], str]:
+    """Return more headers of each request, see `hidden_headers`, and the User-Agent."""
+    more: dict[str, Secret] = headers or {}
+    if not isinstance(more, dict):
+        raise InvalidRequestError(f"headers must be a mapping of names to texts, not a {headers}")
+    for name, secret in more.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidRequestError(f"headers has a name that HTTP does not allow: {shown(name)}")
+        if name.lower() in _RESERVED:
+            raise InvalidRequestError(
+                f"headers cannot have {name}: the client sets it, or HTTP/1.1 itself does"
+            )
+        if name.lower() == "user-agent":
+            raise InvalidRequestError("give user_agent= in place of a User-Agent in headers")
+        if not secret.matches(_TEXT.pattern):
+            raise InvalidRequestError(f"the value of {name} in headers must be printable ASCII, not empty")
+    agent = USER_AGENT if user_agent is None else text_of(user_agent)
+    if not isinstance(agent, str) or not _TEXT.fullmatch(agent):
+        raise InvalidRequestError(f"user_agent must be printable ASCII, not empty: {shown(user_agent)}")
+    return more, agent

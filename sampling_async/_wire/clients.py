@@ -1,8 +1,7 @@
-"""The httpx clients that requests go through: the client's own, and one that the user gave.
+"""The client's own httpx client, which requests go through if the user gave none.
 
-By default it is an `httpx.AsyncClient` of this package over our engine. With `transport=`, it is one over that
-transport; while a mock has patched httpx (respx, pytest-httpx), one over the transport that is patched. With
-`http_client=` it is the user's, with all that it was configured with.
+It is over our engine; with `transport=` it is over that; and while a mock has patched httpx (respx,
+pytest-httpx), over the transport that is patched.
 
 Each works with httpx2 as well. That need not be installed: whoever gives a client or a transport of it has
 imported it.
@@ -11,9 +10,7 @@ imported it.
 from __future__ import annotations
 
 import logging
-import re
 import sys
-from collections.abc import Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
@@ -24,92 +21,24 @@ import anyio
 import anyio.lowlevel
 import httpx
 
-from sampling_async._contract.checks import shown, text_of
+from sampling_async._contract.checks import shown
 from sampling_async._contract.errors import InvalidRequestError, is_test_failure
 from sampling_async._pacing.loops import BODY, FIRST_BYTE
-from sampling_async._version import __version__
-from sampling_async._wire.address import Secret
 from sampling_async._wire.bodies import RequestBody
 from sampling_async._wire.failures import LIBRARIES, was_never_sent
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from sampling_async._wire.address import KeyHeader
     from sampling_async._wire.bodies import Request
     from sampling_async._wire.engine import Engine
 
-KEY_HEADER: Final = "API_AUTH_KEY"
-USER_AGENT: Final = f"sampling-async/{__version__}"
 # Ends of the names of httpcore's events.
 _SENDING: Final = ".send_request_headers.started"
 _CONNECTING: Final = (".connect_tcp.started", ".connect_unix_socket.started", ".start_tls.started")
-
-
-class KeyHeader:
-    """The API_AUTH_KEY header, for requests to the origin of the service only. An empty key is not sent.
-
-    It is added at the lowest level, below all parts of other libraries that log, redirect or put requests into
-    exceptions.
-    """
-
-    def __init__(self, home: httpx.URL, key: Secret) -> None:
-        self._home = home
-        self._key = key
-
-    def line_for(self, url: httpx.URL) -> bytes:
-        """Return the header as a line of HTTP/1.1; nothing for another origin."""
-        key = self._key.reveal() if self.is_home(url) else ""
-        return f"{KEY_HEADER}: {key}\r\n".encode("ascii") if key else b""
-
-    def added_to(self, headers: Any, url: Any) -> list[tuple[str, str]]:
-        """Return the headers of a request to `url` with the key, and without one that stood there."""
-        others = [(name, text) for name, text in headers.multi_items() if name.upper() != KEY_HEADER]
-        key = self._key.reveal() if self.is_home(url) else ""
-        return [*others, (KEY_HEADER, key)] if key else others
-
-    def is_home(self, url: Any) -> bool:
-        """Return whether an address, of httpx or httpx2, has the origin of the service."""
-        return url is self._home or origin_of(url) == origin_of(self._home)
-
-
-def origin_of(url: Any) -> tuple[str, bytes, int | None]:
-    return url.scheme, url.raw_host, url.port
-
-
-_RESERVED: Final = frozenset(
-    {"api_auth_key", "host", "accept", "accept-encoding", "content-type", "content-length", "content-encoding"}
-    | {"transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect", "if-none-match"}
-    | {"proxy-authorization", "proxy-connection"}
-)
-_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_TEXT: Final = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?")
-
-
-def checked_headers(headers: Any, user_agent: Any) -> tuple[dict[str, Secret], str]:
-    """Return more headers of each request, and the User-Agent. No error and no frame shows a value."""
-    if not isinstance(headers, Mapping | None):
-        raise InvalidRequestError(
-            f"headers must be a mapping of names to texts, not a {type(headers).__name__}"
-        )
-    more = {text_of(name): Secret.of(text) for name, text in (headers or {}).items()}
-    del headers
-    for name, secret in more.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InvalidRequestError(f"headers has a name that HTTP does not allow: {shown(name)}")
-        if name.lower() in _RESERVED:
-            raise InvalidRequestError(
-                f"headers cannot have {name}: the client sets it, or HTTP/1.1 itself does"
-            )
-        if name.lower() == "user-agent":
-            raise InvalidRequestError("give user_agent= in place of a User-Agent in headers")
-        if not secret.matches(_TEXT.pattern):
-            raise InvalidRequestError(f"the value of {name} in headers must be printable ASCII, not empty")
-    agent = USER_AGENT if user_agent is None else text_of(user_agent)
-    if not isinstance(agent, str) or not _TEXT.fullmatch(agent):
-        raise InvalidRequestError(f"user_agent must be printable ASCII, not empty: {shown(user_agent)}")
-    return more, agent
 
 
 # --- The client's own ----------------------------------------------------------------------------------------

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
-    from sampling_async._wire.address import Proxy
-    from sampling_async._wire.clients import KeyHeader
+    from sampling_async._wire.address import KeyHeader, Proxy
     from sampling_async._wire.http1 import ResponseParser
 
 _REMEMBERED: Final = 16

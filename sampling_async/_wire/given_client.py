@@ -16,7 +16,8 @@ import anyio.lowlevel
 from sampling_async._contract.checks import shown
 from sampling_async._contract.errors import ClientClosedError, InvalidRequestError
 from sampling_async._pacing.loops import running_loop
-from sampling_async._wire.clients import USER_AGENT, Watch, frames_of_mock, library_of, origin_of, whole_url
+from sampling_async._wire.address import USER_AGENT, origin_of
+from sampling_async._wire.clients import Watch, frames_of_mock, library_of, whole_url
 from sampling_async._wire.failures import is_any
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from sampling_async._wire.address import KeyHeader
     from sampling_async._wire.bodies import Request
-    from sampling_async._wire.clients import KeyHeader, Transport
+    from sampling_async._wire.clients import Transport
 
 _REDIRECTS: Final = range(300, 400)
 _LOG: Final = logging.getLogger("sampling_async.wire")
@@ -81,11 +83,11 @@ class OverClient:
         self._key = key
         self._client = client
         self._view = type("HttpClient", (_AtTheTransport, type(client)), {"__slots__": ("sampling_async",)})
-        self._warn_of_small_pool(client._transport_for_url(home), most)  # noqa: SLF001
+        self._transport = client._transport_for_url(home)  # noqa: SLF001
+        self._warn_of_small_pool(most)
 
-    @staticmethod
-    def _warn_of_small_pool(transport: Any, most: int) -> None:
-        pool = getattr(transport, "_pool", None)
+    def _warn_of_small_pool(self, most: int) -> None:
+        pool = getattr(self._transport, "_pool", None)
         size = getattr(pool, "_max_connections", most)
         if size < most and not getattr(pool, "_http2", False):
             _LOG.warning(
@@ -136,13 +138,28 @@ class OverClient:
         if self._client.is_closed:
             raise ClientClosedError("the http_client was closed by its owner; make a client with an open one")
         loop = running_loop()
-        if _loops.setdefault(self._client, loop) != loop:
+        if self._client not in _loops:
+            _loops[self._client] = _loop_of(self._transport) or loop
+        if _loops[self._client] != loop:
             raise InvalidRequestError(
                 "http_client belongs to another event loop, where it was used before; make one for each loop"
             )
 
     async def aclose(self) -> None:
         """The client stays open: it belongs to the user."""
+
+
+def _loop_of(transport: Any) -> object:
+    """Return the event loop of the connections in httpx's own pool, as far as they show it; else None."""
+    for connection in getattr(getattr(transport, "_pool", None), "connections", ()):
+        stream: Any = connection
+        for name in ("_connection", "_network_stream", "_stream"):
+            stream = getattr(stream, name, None)
+        stream = getattr(stream, "transport_stream", stream)  # under TLS
+        loop: object = getattr(getattr(stream, "_transport", None), "_loop", None)
+        if loop is not None:
+            return loop
+    return None
 
 
 class _AtTheTransport:

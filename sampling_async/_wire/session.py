@@ -30,10 +30,9 @@ from sampling_async._contract.statuses import OK
 from sampling_async._pacing.background import is_foreign_cancellation
 from sampling_async._pacing.blocks import Block, DeadlineScopes
 from sampling_async._pacing.loops import running_loop
+from sampling_async._wire.address import USER_AGENT, KeyHeader
 from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, Request
 from sampling_async._wire.clients import (
-    USER_AGENT,
-    KeyHeader,
     OverEngine,
     OverTransport,
     Transport,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 from sampling_async._client import SamplingClient as AsyncClient
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.records import safe_repr
-from sampling_async._wire.address import Secret
+from sampling_async._wire.address import hide_secrets
 from sampling_async.sync._loop import LoopThread
 from sampling_async.sync._streams import OutcomeStream, PulledItems, RecontactStream, pulled, read_whole
 
@@ -225,9 +225,7 @@ def _parts_of(client: SamplingClient) -> tuple[AsyncClient, LoopThread]:
 
 def _prepare(options: dict[str, Any]) -> None:
     """Change the options of an async client into those of one with an event loop of its own."""
-    for name in ("api_key", "proxy"):
-        if options.get(name):
-            options[name] = Secret.of(options[name])
+    hide_secrets(options)
     if options.get("http_client") is not None:
         raise InvalidRequestError(
             "the blocking client takes no http_client: an httpx.AsyncClient belongs to the event loop of its "
