@@ -31,6 +31,8 @@ QUESTIONS = {
     "Parquet": "howto/data-frames",
     "without async": "howto/scripts",
     "morning report": "howto/campaigns",
+    "custom header": "howto/http-client",
+    "own httpx client": "howto/http-client",
     "Docker": "howto/deploy",
     "Kubernetes": "howto/deploy",
     "systemd": "howto/deploy",

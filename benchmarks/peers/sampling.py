@@ -12,8 +12,6 @@ from sampling_async._json.fast import KnownSurveys
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import httpx
-
 _PART: Final = 2**16
 
 
@@ -28,10 +26,10 @@ class SamplingAsync:
         panel_guid: str,
         api_key: str,
         width: int,
-        transport: httpx.AsyncBaseTransport | None = None,
+        **engine: Any,
     ) -> None:
         self.client = SamplingClient(
-            url, panel_guid=panel_guid, api_key=api_key, max_concurrency=width, transport=transport
+            url, panel_guid=panel_guid, api_key=api_key, max_concurrency=width, **engine
         )
 
     async def __aenter__(self) -> Self:

@@ -45,10 +45,16 @@ _VARIANTS: Final = {
     WHOLE: "sampling:SamplingAsyncWhole",
 }
 
-ENGINES: Final = ("httpx.AsyncHTTPTransport", "httpx_aiohttp.AiohttpTransport", "pyreqwest's HttpxTransport")
+GIVEN: Final = "http_client=httpx.AsyncClient()"
+ENGINES: Final = (
+    "httpx.AsyncHTTPTransport",
+    GIVEN,
+    "httpx_aiohttp.AiohttpTransport",
+    "pyreqwest's HttpxTransport",
+)
 UVLOOP: Final = "its own, under uvloop"
 _CHUNK: Final = 100
-_SETTLING: Final = {HTTPX: 1.5, ENGINES[0]: 1.5}
+_SETTLING: Final = {HTTPX: 1.5, ENGINES[0]: 1.5, GIVEN: 1.5}
 """Seconds of load until a pool has closed the connections that it does not need."""
 
 
@@ -131,7 +137,7 @@ class Contender:
         return watch.sample()
 
     def _opened(self, width: int) -> Peer:
-        over = {} if self._name in _VARIANTS else {"transport": _engine(self._name, width + 2)}
+        over = {} if self._name in _VARIANTS else _engine(self._name, width + 2)
         opened: Peer = self._make(*self._access, width, **over)
         return opened
 
@@ -195,25 +201,27 @@ async def _closed(found: Peer) -> None:
     await found.__aexit__(None, None, None)
 
 
-def _engine(name: str, connections: int) -> Any:
-    """Return a transport for httpx, or None for our own engine. Each is imported only when it is used."""
+def _engine(name: str, connections: int) -> dict[str, Any]:
+    """Return what gives our client another engine; nothing for its own. Each is imported when it is used."""
     import httpx  # noqa: PLC0415
 
     limits = httpx.Limits(
         max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=1
     )
     if name == "httpx.AsyncHTTPTransport":
-        return httpx.AsyncHTTPTransport(limits=limits)
+        return {"transport": httpx.AsyncHTTPTransport(limits=limits)}
+    if name == GIVEN:
+        return {"http_client": httpx.AsyncClient(limits=limits)}
     if name == "httpx_aiohttp.AiohttpTransport":
         from httpx_aiohttp import AiohttpTransport  # noqa: PLC0415
 
-        return AiohttpTransport(limits=limits)
+        return {"transport": AiohttpTransport(limits=limits)}
     if name == "pyreqwest's HttpxTransport":
         from pyreqwest.client import ClientBuilder  # noqa: PLC0415
         from pyreqwest.compatibility.httpx import HttpxTransport  # noqa: PLC0415
 
-        return HttpxTransport(ClientBuilder().max_connections(connections).build())
-    return None
+        return {"transport": HttpxTransport(ClientBuilder().max_connections(connections).build())}
+    return {}
 
 
 def _uvloop() -> asyncio.AbstractEventLoop:
