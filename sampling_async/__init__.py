@@ -54,7 +54,6 @@ from sampling_async._protocol.requests import InviteRequest
 from sampling_async._protocol.results import BulkInviteResult, IncompleteBulkError, InviteOutcome, OutcomeStatus
 from sampling_async._snapshot import Connections, Snapshot
 from sampling_async._version import __version__
-from sampling_async._wire.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from sampling_async._bulk.options import Goal, Repeats
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from sampling_async._watch.reader import QuotaChanges
     from sampling_async._watch.watch import QuotaWatch, WatchStatus
     from sampling_async._wire.bodies import BodyLimits
+    from sampling_async._wire.session import Timeouts
 
 __all__ = [
     "AttemptReport",
@@ -156,6 +156,7 @@ _OF_CLIENT: Final = {
     "Repeats": "_bulk.options",
     "SamplingClient": "_client",
     "Telemetry": "_telemetry.otel",
+    "Timeouts": "_wire.session",
     "WatchStatus": "_watch.watch",
 }
 

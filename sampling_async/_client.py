@@ -63,8 +63,7 @@ from sampling_async._wire.address import (
 from sampling_async._wire.bodies import BodyLimits
 from sampling_async._wire.clients import checked_transport
 from sampling_async._wire.given_client import checked_client
-from sampling_async._wire.session import Session
-from sampling_async._wire.timeouts import Timeouts
+from sampling_async._wire.session import Session, Timeouts
 from sampling_async._wire.trust import checked_context, context_of_files
 
 if TYPE_CHECKING:

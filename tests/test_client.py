@@ -439,7 +439,7 @@ def test_misuse_of_a_client_is_described_in_full(monkeypatch):
         "fewer of them"
     )
     assert said(lambda: client.share(of=3)) == (
-        "share() needs the client's own engine, because a transport is closed with its client; give each "
+        "share() cannot share a transport, because that is closed with its client; give http_client=, or each "
         "client its own transport and max_concurrency=2"
     )
     assert said(lambda: client.stream_bulk_invite("m", 5)).startswith("quota_ids ")

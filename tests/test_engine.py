@@ -38,7 +38,7 @@ from sampling_async._calls.attempt import Attempts
 from sampling_async._pacing.outage import Away
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
-from sampling_async._wire import lookups as _lookups
+from sampling_async._wire import sockets as _lookups
 from sampling_async._wire.address import KeyHeader, Proxy, Secret
 from sampling_async._wire.bodies import Head, Request
 from sampling_async._wire.clients import OverEngine, OverTransport

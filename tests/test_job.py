@@ -9,7 +9,7 @@ from sampling_async._bulk.job import Answered, Job, failed, interrupted
 from sampling_async._contract.errors import delivered
 from sampling_async._pacing.loops import BusyIntervals, Timeline
 from sampling_async._protocol.requests import Chunk
-from sampling_async._wire.track import Track
+from sampling_async._wire.session import Track
 
 
 def begun(job: Job, part: Chunk | None = None, *, is_explained: bool = False, fan_out: object = None):

@@ -27,9 +27,8 @@ from sampling_async._pacing.loops import (
     running_loop,
     runs_here,
 )
-from sampling_async._wire.forks import forks
 from sampling_async._wire.reader import SocketReader, TooSlow
-from sampling_async._wire.sockets import Wire
+from sampling_async._wire.sockets import Wire, forks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

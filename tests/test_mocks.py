@@ -114,6 +114,19 @@ async def test_a_request_that_respx_does_not_know_is_raised_as_it_says():
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("is_given", [False, True])
+async def test_pytest_httpx_serves_the_default_client_and_one_of_the_user(httpx_mock, is_given):
+    httpx_mock.add_response(json={"Invites": [doubles.item(1, 1)]}, match_headers={"API_AUTH_KEY": doubles.KEY})
+    given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY}
+    async with httpx.AsyncClient() as http_client:
+        given["http_client"] = http_client if is_given else None
+        async with SamplingClient("https://service.example", **given) as client:
+            (outcome,) = await client.bulk_invite("m/1", [1])
+    assert outcome.status == "invited"
+    assert httpx_mock.get_requests()[0].url.raw_path.endswith(b"/m%2F1/Invites")
+
+
+@pytest.mark.anyio
 async def test_a_request_that_pytest_httpx_does_not_know_is_an_assertion_with_its_explanation():
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.TimeoutException(

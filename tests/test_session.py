@@ -44,7 +44,7 @@ from sampling_async._protocol.requests import get_settings
 from sampling_async._wire import bodies as _bodies
 from sampling_async._wire import session as _session
 from sampling_async._wire.bodies import Head, LimitedBody, Request
-from sampling_async._wire.track import Track
+from sampling_async._wire.session import Track
 
 ONCE = RetryPolicy(max_attempts=1)
 

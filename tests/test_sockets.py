@@ -13,9 +13,7 @@ import anyio
 import pytest
 
 from sampling_async._wire import sockets as _sockets
-from sampling_async._wire.forks import forks
-from sampling_async._wire.lookups import Lookups
-from sampling_async._wire.sockets import Wire, connect
+from sampling_async._wire.sockets import Lookups, Wire, connect, forks
 
 
 @contextlib.contextmanager
@@ -468,6 +466,6 @@ async def test_lookups_of_one_host_are_shared_and_outlive_the_first_caller(monke
 
 @pytest.mark.parametrize("number", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
 async def test_an_ip_address_is_not_looked_up(number, monkeypatch):
-    monkeypatch.setattr("sampling_async._wire.lookups.start", None)
+    monkeypatch.setattr("sampling_async._wire.sockets.start", None)
     ((_, address),) = await Lookups().addresses(number, 80)
     assert address[0] == number

@@ -32,7 +32,7 @@ from sampling_async._pacing.sketch import Sketch
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.headers import ReceivedHeaders
 from sampling_async._protocol.refusals import disguised_refusal, refusal
-from sampling_async._wire.track import Track
+from sampling_async._wire.session import Track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,7 +17,7 @@ from sampling_async._contract.errors import Delivery, Endpoint, InvalidRequestEr
 from sampling_async._contract.headers import HeaderReader, no_headers, request_id_of
 from sampling_async._contract.logs import PanelLogger
 from sampling_async._contract.timing import STAGES, Timing
-from sampling_async._wire.track import Track
+from sampling_async._wire.session import Track
 
 if TYPE_CHECKING:
     from collections.abc import Callable

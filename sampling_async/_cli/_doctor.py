@@ -38,9 +38,8 @@ from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._protocol.requests import get_settings
 from sampling_async._wire.address import Proxy, Secret, base_url_of, guid_of, proxy_of, require_https_through
 from sampling_async._wire.failures import way_of
-from sampling_async._wire.lookups import Lookups
-from sampling_async._wire.session import Session
-from sampling_async._wire.track import Track
+from sampling_async._wire.session import Session, Track
+from sampling_async._wire.sockets import Lookups
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -17,7 +17,7 @@ from sampling_async._contract.checks import Text, is_whole, text_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._wire.address import Secret, base_url_of, guid_of, idle_seconds_of, proxy_of
-from sampling_async._wire.timeouts import Timeouts
+from sampling_async._wire.session import Timeouts
 
 if TYPE_CHECKING:
     from attrs import Attribute

@@ -29,8 +29,7 @@ from sampling_async._pacing.loops import BODY, FIRST_BYTE, SEND, asyncio_loop
 from sampling_async._wire.bodies import Request
 from sampling_async._wire.connection import CONNECTING, BodyStream, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
-from sampling_async._wire.lookups import Lookups
-from sampling_async._wire.sockets import Wire, connect, is_of_the_system
+from sampling_async._wire.sockets import Lookups, Wire, connect, is_of_the_system
 from sampling_async._wire.trust import Unusable, alert_in, default_context
 from sampling_async._wire.tunnels import UNAUTHORIZED, Tunnel, credentials_for, refusal_of
 

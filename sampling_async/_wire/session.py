@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import anyio
 import httpx
+from attrs import define, field, frozen
 
+from sampling_async._contract.checks import not_negative, positive
 from sampling_async._contract.errors import (
     ClientClosedError,
     DecodeError,
@@ -45,11 +47,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
-    from sampling_async._contract.errors import Endpoint
+    from sampling_async._contract.errors import Delivery, Endpoint
     from sampling_async._wire.address import Proxy, Secret
     from sampling_async._wire.engine import Engine
-    from sampling_async._wire.timeouts import Timeouts
-    from sampling_async._wire.track import Track
 
 T = TypeVar("T")
 Given = ParamSpec("Given")
@@ -60,6 +60,93 @@ _CLOSING_SECONDS: Final = 5.0
 _REFUSAL_SECONDS: Final = 2.0
 _SPARE_CONNECTIONS: Final = 2
 _SHORTEST_SECRET: Final = 8
+
+
+_READ_SECONDS: Final[Mapping[Endpoint, float]] = {
+    "get_settings": 15,
+    "generate_invite": 20,
+    "get_quotas": 30,
+    "recontact_members": 60,
+}
+_WALL_MARGIN: Final = 15.0
+
+
+@frozen(kw_only=True)
+class Timeouts:
+    """Time limits of one attempt, in seconds.
+
+    Attributes:
+        connect: The time to open a connection, TLS included.
+        write: The time between two parts of the request.
+        read: The time between two parts of the response. None: settings 15, invite 20, quotas 30, recontact 60,
+            bulk `bulk_base + bulk_per_id * IDs`, because the service needs more time for more IDs.
+        wall: The time from the start to the last byte. It is needed because a body that arrives slowly but
+            steadily never exceeds `read`. None: `read` + 15.
+        bulk_base: The read limit of a bulk invite without its IDs.
+        bulk_per_id: The seconds that each quota ID adds to it.
+
+    Raises:
+        InvalidRequestError: A limit is not above 0.
+    """
+
+    connect: float = field(default=5.0, validator=positive)
+    write: float = field(default=10.0, validator=positive)
+    read: float | None = field(default=None, validator=positive)
+    wall: float | None = field(default=None, validator=positive)
+    bulk_base: float = field(default=15.0, validator=positive)
+    bulk_per_id: float = field(default=0.5, validator=not_negative)
+
+    def read_limit(self, endpoint: Endpoint, quota_ids: int = 0) -> float:
+        """Return the longest time, in seconds, to wait for the next part of a response."""
+        if self.read is not None:
+            return self.read
+        if endpoint == "bulk_invite":
+            return self.bulk_base + self.bulk_per_id * quota_ids
+        return _READ_SECONDS[endpoint]
+
+    def wall_limit(self, endpoint: Endpoint, quota_ids: int = 0) -> float:
+        """Return the seconds that one attempt may take from start to end."""
+        return self.wall if self.wall is not None else self.read_limit(endpoint, quota_ids) + _WALL_MARGIN
+
+
+@define
+class Track:
+    """Whether a running call may have had its effect."""
+
+    sent: bool = False  # bytes of the running attempt may have been sent
+    ambiguous: bool = False  # an earlier attempt may have had the effect
+    attempts: int = 0  # how many were begun
+    # The user has the outcomes already. Sending something would make them wrong.
+    outcomes_delivered: bool = False
+    enter: Callable[[int], object] = field(default=bool, repr=False)  # notes which stage begins
+    # Our engine's body of the last response: it holds its connection until it is judged.
+    response: Any = field(default=None, repr=False)
+    # Of the latest response, as they came: pairs of bytes, or httpx's object. None before one came.
+    raw_headers: Any = field(default=None, repr=False)
+
+    def may_send(self, may_be: bool) -> None:  # noqa: FBT001
+        """Record whether bytes of the running attempt may have been sent, or may be from now on."""
+        if may_be and self.outcomes_delivered:
+            raise ClientClosedError("the `async with` block of the fan-out has ended", delivery=self.delivery)
+        self.sent = may_be
+
+    def release_connection(self) -> None:
+        response, self.response = self.response, None
+        if response is not None:
+            response.release()
+
+    def discard_connection(self) -> None:
+        """Close the connection of the last response, which may belong to another request.
+
+        The right one may be on its way, and the next request would take it for its own.
+        """
+        response, self.response = self.response, None
+        if response is not None:
+            response.discard()
+
+    @property
+    def delivery(self) -> Delivery:
+        return "unknown" if self.sent or self.ambiguous else "not_sent"
 
 
 class _Home:

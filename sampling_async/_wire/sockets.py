@@ -21,13 +21,13 @@ import weakref
 from contextlib import suppress
 from itertools import chain, zip_longest
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import anyio.lowlevel
 
 from sampling_async._pacing.loops import asyncio_loop
-from sampling_async._wire.forks import forks
+from sampling_async._pacing.threads import start
 from sampling_async._wire.reader import SocketReader, TooSlow
 from sampling_async._wire.trust import alert_in
 
@@ -38,7 +38,7 @@ if sys.platform == "linux":
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from sampling_async._wire.lookups import Addresses
+    from sampling_async._pacing.threads import Run
 
 _RECEIVED_AT_ONCE: Final = 2**16
 _HEAD_START: Final = 0.25  # seconds until the next address is tried too (RFC 8305, "Happy Eyeballs")
@@ -49,6 +49,28 @@ _NUMBER: Final = b"\0\0\0\0"
 def is_of_the_system(exc: BaseException) -> bool:
     """Return whether an error comes from the system or TLS. A signal handler's OSError has no errno."""
     return isinstance(exc, OSError) and exc.errno is not None
+
+
+class _Forks:
+    """The number of forks that led to this process; reading it is six times as fast as `os.getpid`.
+
+    After a fork, parent and child have the same sockets, and bytes that one of them reads are lost for the
+    other. So an object keeps the count from the time it was made, and is not used if it has changed.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self) -> None:
+        self.count += 1
+
+
+forks = _Forks()
+
+with suppress(AttributeError):  # Windows has no forks
+    os.register_at_fork(after_in_child=forks.note)
 
 
 class Wire:
@@ -393,3 +415,56 @@ async def _handshake(sock: ssl.SSLSocket) -> None:
             await anyio.wait_writable(sock)
         else:
             return
+
+
+Addresses: TypeAlias = list[tuple[int, tuple[Any, ...]]]
+"""Pairs of address family and the argument for `socket.connect`, in the resolver's order of preference."""
+
+
+class Lookups:
+    """The lookups of one event loop, without the application's threads, which may be busy.
+
+    Tasks that need the same host at the same time share one lookup.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[int, str, int], Run[Addresses | OSError]] = {}
+
+    async def addresses(self, host: str, port: int) -> Addresses:
+        """Return the addresses of a host. An IP address needs no lookup."""
+        try:
+            return _found(host, port, socket.AI_NUMERICHOST)
+        except socket.gaierror:  # a name, not an IP address
+            pass
+        run = self._run(host, port)
+        # A cancellation here does not end the lookup: other tasks may wait for it.
+        await run.over.wait()
+        found = run.result()
+        if isinstance(found, OSError):
+            # A new exception for each task. A shared one would collect the traceback of every task.
+            raise type(found)(*found.args)
+        return found
+
+    def _run(self, host: str, port: int) -> Run[Addresses | OSError]:
+        # With the fork count: the thread of a lookup that began before a fork does not exist in the child.
+        key = forks.count, host, port
+        run = self._under_way.get(key)
+        if run is None or run.over.is_set():
+            try:
+                run = self._under_way[key] = start(_looked_up, host, port)
+            except RuntimeError as exc:
+                raise OSError(errno.EAGAIN, "no thread could be started to look up the host name") from exc
+        return run
+
+
+def _looked_up(host: str, port: int) -> Addresses | OSError:
+    try:
+        return _found(host, port)
+    except OSError as exc:
+        return exc
+
+
+def _found(host: str, port: int, flags: int = 0) -> Addresses:
+    # As bytes: httpx has encoded the name already, and Python would encode a str again, by an older rule.
+    found = socket.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, address) for family, _, _, _, address in found]

@@ -15,7 +15,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from sampling_async._contract.errors import ClientClosedError
-from sampling_async._wire.forks import forks
+from sampling_async._wire.sockets import forks
 
 if TYPE_CHECKING:
     import asyncio

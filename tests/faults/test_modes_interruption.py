@@ -32,7 +32,6 @@ SENDING = {
     "_wire/engine.py",
     "_wire/failures.py",
     "_wire/http1.py",
-    "_wire/lookups.py",
     "_wire/sockets.py",
 }
 EVERY = 7
