@@ -212,6 +212,12 @@ def with_transports(url: str, app: Any) -> None:
     SamplingClient(url, panel_guid=key, api_key=key, transport=httpx.AsyncHTTPTransport())
     SamplingClient(url, panel_guid=key, api_key=key, transport=httpx2.ASGITransport(app))
     SamplingClient(url, panel_guid=key, api_key=key, transport=Simulator().transport())
+    SamplingClient(
+        url, panel_guid=key, api_key=key, http_client=httpx.AsyncClient(), headers={"X-Gateway": "g"}
+    )
+    SamplingClient(url, panel_guid=key, api_key=key, http_client=httpx2.AsyncClient(), user_agent="panel/1.4")
+    blocking: Any = {"panel_guid": key, "api_key": key}
+    SamplingClient(url, **blocking, http_client=httpx.Client())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 class Mine(blocking.SamplingClient):

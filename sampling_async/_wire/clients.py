@@ -75,33 +75,44 @@ def _class_of(library: Any) -> Any:
     return OwnClient if library is httpx else type("OwnClient", (_Direct, library.AsyncClient), {})
 
 
-class OverEngine:
-    """Requests over our engine, which knows whether anything was sent."""
+class Sender:
+    """What the session sends requests through: an httpx client, and what is to be known of it."""
 
-    knows_what_was_sent: Final = True
+    knows_what_was_sent = False  # always, and not only as far as a transport says
+
+    async def send(self, request: Request) -> Any:
+        """Send a request and return its response, of httpx or httpx2; its body is still to be read."""
+
+    def may_have_raised(self, exc: BaseException) -> bool:
+        """Return whether an error may come from here, and not from a signal handler of the application."""
+        return isinstance(exc, Exception)  # foreign transports, hooks and flows may raise any
+
+    def check_usable(self) -> None:
+        """Refuse a client that cannot be used any more, or not here."""
+
+    async def aclose(self) -> None:
+        """Close what belongs to this client."""
+
+
+class OverEngine(Sender):
+    """Requests over our engine. The session closes it, without `await`."""
+
+    knows_what_was_sent = True
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._client = _client_over(engine, httpx)
 
     def may_have_raised(self, exc: BaseException) -> bool:
-        """Return whether an error is a failed request, and not one that a signal handler raised."""
         return self._engine.may_have_raised(exc)
 
     async def send(self, request: Request) -> httpx.Response:
-        """Send a request and return its response, whose body is still to be read."""
         try:
             response: httpx.Response = await self._client.send(request, stream=True)
         except BaseException as exc:  # noqa: BLE001  raised again
             # The frames hold headers in their local variables, which crash reporters send.
             raise exc.with_traceback(None)  # noqa: B904
         return response
-
-    def check_usable(self) -> None:
-        """Everything that can be wrong is known to the session."""
-
-    async def aclose(self) -> None:
-        """The session closes the engine, without `await`."""
 
 
 # --- Transports of the user, and patched ones ----------------------------------------------------------------
@@ -205,13 +216,11 @@ class Watch:
             self._sent(False)
 
 
-class OverTransport:
+class OverTransport(Sender):
     """Requests over a transport that the user gave, or over a patched one of a library.
 
     Such a transport may use an httpx client of its own, whose log and whose agents learn nothing of them.
     """
-
-    knows_what_was_sent: Final = False
 
     def __init__(self, key: KeyHeader, transport: Transport | None, library: str | None = None) -> None:
         self._library: Any = library_of(transport) if library is None else import_module(library)
@@ -221,12 +230,7 @@ class OverTransport:
         for name in LIBRARIES:
             logging.getLogger(name).addFilter(is_not_of_this_client)
 
-    def may_have_raised(self, exc: BaseException) -> bool:
-        """Return whether an error may come from the transport: it may raise any exception."""
-        return isinstance(exc, Exception)
-
     async def send(self, request: Request) -> Any:
-        """Send a request of the transport's library, and return the response."""
         watch = Watch(request)
         try:
             # Mocks may never give the event loop a turn, as our engine does.
@@ -249,9 +253,6 @@ class OverTransport:
             stream=_stream_of(self._library)(request.stream.content),
             extensions={"timeout": request.extensions["timeout"], "trace": watch.trace},
         )
-
-    def check_usable(self) -> None:
-        """A transport does not say whether it is closed."""
 
     async def aclose(self) -> None:
         await self._transport.aclose()

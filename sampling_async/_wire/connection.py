@@ -123,7 +123,7 @@ class Response(httpx.Response):
         # All that httpx's own constructor sets, which is not called, but `headers`.
         self.status_code = status
         self.stream = body
-        self.extensions = {"http_version": b"HTTP/1.1", "body": body}
+        self.extensions: dict[str, Any] = {"http_version": b"HTTP/1.1", "body": body}
         self.history = []
         self.next_request = None
         self.is_closed = self.is_stream_consumed = False

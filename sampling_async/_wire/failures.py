@@ -65,6 +65,9 @@ def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str =
         return TransportError(
             f"the TLS certificate was refused: {refused.verify_message}", delivery=delivery, permanent=True
         )
+    if not (isinstance(exc, OSError) or is_any(exc, "HTTPError")):
+        when = "when the request may have been sent" if sent else "before anything was sent"
+        return TransportError(f"your transport or http_client raised {name} {when}", delivery=delivery)
     # The system's text for an errno quotes no data. The text of a foreign transport may quote URLs or headers.
     reason = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
     if getattr(exc.__cause__, "reason", None) == "WRONG_VERSION_NUMBER":

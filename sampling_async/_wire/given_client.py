@@ -17,7 +17,7 @@ from sampling_async._contract.checks import shown
 from sampling_async._contract.errors import ClientClosedError, InvalidRequestError
 from sampling_async._pacing.loops import running_loop
 from sampling_async._wire.address import USER_AGENT, origin_of
-from sampling_async._wire.clients import Watch, frames_of_mock, library_of, whole_url
+from sampling_async._wire.clients import Sender, Watch, frames_of_mock, library_of, whole_url
 from sampling_async._wire.failures import is_any
 
 if TYPE_CHECKING:
@@ -71,13 +71,12 @@ def checked_client(client: Any, home: httpx.URL) -> Any:
     return client
 
 
-class OverClient:
+class OverClient(Sender):
     """Requests over the user's client, by httpx's own `send`, with all that it was configured with.
 
     What stays ours: the address, the key, the time limits of each attempt, and that redirects are not followed.
+    Nothing here closes it.
     """
-
-    knows_what_was_sent: Final = False
 
     def __init__(self, key: KeyHeader, client: Any, home: httpx.URL, most: int) -> None:
         self._key = key
@@ -97,12 +96,7 @@ class OverClient:
                 most,
             )
 
-    def may_have_raised(self, exc: BaseException) -> bool:
-        """Return whether an error may come from the client: hooks and flows may raise any exception."""
-        return isinstance(exc, Exception)
-
     async def send(self, request: Request) -> Any:
-        """Send a request by the user's client, and return the response."""
         watch = Watch(request)
         try:
             await anyio.lowlevel.checkpoint()
@@ -134,7 +128,6 @@ class OverClient:
         return [each for each in request.headers.multi_items() if each[0] not in left_out]
 
     def check_usable(self) -> None:
-        """Refuse a client that was closed, or that belongs to another event loop."""
         if self._client.is_closed:
             raise ClientClosedError("the http_client was closed by its owner; make a client with an open one")
         loop = running_loop()
@@ -144,9 +137,6 @@ class OverClient:
             raise InvalidRequestError(
                 "http_client belongs to another event loop, where it was used before; make one for each loop"
             )
-
-    async def aclose(self) -> None:
-        """The client stays open: it belongs to the user."""
 
 
 def _loop_of(transport: Any) -> object:

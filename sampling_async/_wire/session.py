@@ -37,6 +37,7 @@ from sampling_async._wire.bodies import BodyLimits, Head, LimitedBody, Request
 from sampling_async._wire.clients import (
     OverEngine,
     OverTransport,
+    Sender,
     Transport,
     patched_library,
 )
@@ -191,7 +192,7 @@ class Session:
         self._key = KeyHeader(base_url, api_key)
         self._stock: dict[str, OverTransport] = {}  # of patched libraries
         self.engine: Engine | None = None
-        self._over: OverEngine | OverTransport | OverClient
+        self._over: Sender
         if http_client is not None:
             self._over = OverClient(self._key, http_client, base_url, concurrency)
         elif transport is not None:
@@ -211,7 +212,7 @@ class Session:
         }
         self._more_headers = headers
 
-    def _sender(self) -> OverEngine | OverTransport | OverClient:
+    def _sender(self) -> Sender:
         """Return what requests go through now: while a mock has patched httpx, that."""
         library = None if self.engine is None else patched_library()
         if library is None:
