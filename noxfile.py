@@ -231,7 +231,7 @@ def guard(session: nox.Session) -> None:
 def engines(session: nox.Session) -> None:
     """Put other engines under the client through the fault tests, and show what they fail."""
     install(session, "bench", "tests")
-    for engine in ("httpx", "httpx-aiohttp", "pyreqwest"):
+    for engine in ("http_client", "httpx", "httpx-aiohttp", "pyreqwest"):
         session.run(
             *("python", "-m", "pytest", "-q", "--tb=no", "-k", "asyncio", "tests/faults", *session.posargs),
             env={"FAULT_KIT_ENGINE": engine},

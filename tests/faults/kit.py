@@ -25,7 +25,7 @@ QUICK = Timeouts(connect=0.5, read=0.03, wall=0.5)
 def engine() -> httpx.AsyncBaseTransport | None:
     """Return the transport to test: FAULT_KIT_ENGINE names one; None is that of the client."""
     match os.environ.get("FAULT_KIT_ENGINE"):
-        case None:
+        case None | "http_client":
             return None
         case "httpx":
             return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
@@ -36,7 +36,15 @@ def engine() -> httpx.AsyncBaseTransport | None:
             client = builder.error_for_status(enable=False).build()
             return importlib.import_module("pyreqwest.compatibility.httpx").HttpxTransport(client)
         case name:
-            raise ValueError(f"FAULT_KIT_ENGINE is httpx, httpx-aiohttp or pyreqwest, not {name}")
+            raise ValueError(f"FAULT_KIT_ENGINE is http_client, httpx, httpx-aiohttp or pyreqwest, not {name}")
+
+
+class OverHttpClient(SamplingClient):
+    """A client over an `httpx.AsyncClient`, which it closes as an owner would."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.http_client.aclose()
 
 
 def client_of(url: str, **options: Any) -> SamplingClient:
@@ -54,6 +62,13 @@ def client_of(url: str, **options: Any) -> SamplingClient:
         "outage": OutagePolicy(patience=0, failures=1_000_000),
         "transport": engine(),
     }
+    if os.environ.get("FAULT_KIT_ENGINE") == "http_client" and not {"transport", "proxy", "ssl_context"} & {
+        *options
+    }:
+        given["http_client"] = httpx.AsyncClient(limits=httpx.Limits(max_connections=None), trust_env=False)
+        client = OverHttpClient(url, **given | options)
+        client.http_client = given["http_client"]
+        return client
     return SamplingClient(url, **given | options)
 
 
