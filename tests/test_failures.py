@@ -40,6 +40,7 @@ LATE = "a time limit passed (%s)"
 NOT_TRUSTED = "the TLS certificate was refused: self-signed certificate"
 NOT_HTTP = "the response is not valid HTTP/1.1: is the port right, and http or https?"
 NO_TLS = "what answers there does not speak TLS: another port, or an http:// address?"
+MISTAKE = "your transport or http_client raised KeyError %s"
 RAISED = "your transport or http_client raised ValueError %s"
 CUT = "the connection was lost after the request was sent"
 
@@ -81,6 +82,7 @@ CUT = "the connection was lost after the request was sent"
         ),
         (ValueError("secret"), True, TransportError, (RAISED % "when the request may have been sent", False)),
         (ValueError("secret"), False, TransportError, (RAISED % "before anything was sent", False)),
+        (KeyError("secret"), False, TransportError, (MISTAKE % "before anything was sent", True)),
         (NotHttp(), True, TransportError, (NOT_HTTP, False)),
     ],
 )

@@ -358,6 +358,20 @@ async def test_a_hook_that_calls_raise_for_status_leaves_the_refusal_what_it_is(
     assert caught.value.result_code == (10 if is_read else None)
 
 
+async def test_a_mistake_in_a_hook_is_no_outage_to_wait_for():
+    async def mistaken(request):
+        request.headers["nothing"]
+
+    transport = httpx.MockTransport(Seen())
+    async with httpx.AsyncClient(transport=transport, event_hooks={"request": [mistaken]}) as http_client:
+        given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "http_client": http_client}
+        async with SamplingClient(HOME, **given) as client:
+            with anyio.fail_after(30):
+                result = await client.bulk_invite("m", range(1, 1001))
+    assert {outcome.status for outcome in result} == {"not_sent"}
+    assert "http_client raised KeyError before anything was sent" in str(result[0].error)
+
+
 async def test_a_transport_that_says_nothing_may_have_sent():
     async def reset(_):
         raise httpx.ReadError("cut")

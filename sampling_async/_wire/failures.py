@@ -21,6 +21,8 @@ LIBRARIES: Final = {"httpx": "httpcore", "httpx2": "httpcore2"}
 """httpx, and what continues it under other maintainers; each with the library that its own engine is in."""
 
 _KNOWING: Final = frozenset({"httpcore", "httpcore2", "builtins", "socket", "ssl"})
+# Exceptions of faulty code, such as a hook's: they come again, and say nothing of the service.
+_MISTAKES: Final = (TypeError, LookupError, AttributeError, NameError, NotImplementedError, ImportError)
 _NOT_ANNOUNCED: Final = "No response can be found for "
 _NEVER_SENT: Final = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
 
@@ -67,7 +69,8 @@ def translated(exc: BaseException, delivery: Delivery, *, sent: bool, way: str =
         )
     if not (isinstance(exc, OSError) or is_any(exc, "HTTPError")):
         when = "when the request may have been sent" if sent else "before anything was sent"
-        return TransportError(f"your transport or http_client raised {name} {when}", delivery=delivery)
+        text = f"your transport or http_client raised {name} {when}"
+        return TransportError(text, delivery=delivery, permanent=isinstance(exc, _MISTAKES))
     # The system's text for an errno quotes no data. The text of a foreign transport may quote URLs or headers.
     reason = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
     if getattr(exc.__cause__, "reason", None) == "WRONG_VERSION_NUMBER":
