@@ -358,6 +358,22 @@ async def test_a_hook_that_calls_raise_for_status_leaves_the_refusal_what_it_is(
     assert caught.value.result_code == (10 if is_read else None)
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+async def test_a_refused_token_is_no_response_of_the_service(library):
+    class Token(library.Auth):
+        def auth_flow(self, request):
+            token = yield library.Request("POST", "https://token.example/")
+            token.raise_for_status()
+            yield request
+
+    transport = library.MockTransport(Seen(lambda _: library.Response(403, json={}), library))
+    async with library.AsyncClient(transport=transport, auth=Token()) as http_client:
+        async with client_of(http_client, outage=OutagePolicy(patience=0)) as client:
+            (outcome,) = await client.bulk_invite("m", [1])
+    assert (outcome.status, type(outcome.error)) == ("not_sent", TransportError)
+    assert "HTTPStatusError" in str(outcome.error)
+
+
 async def test_a_mistake_in_a_hook_is_no_outage_to_wait_for():
     async def mistaken(request):
         request.headers["nothing"]

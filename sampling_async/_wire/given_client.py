@@ -90,7 +90,7 @@ class OverClient(Sender):
         size = getattr(pool, "_max_connections", most)
         if size < most and not getattr(pool, "_http2", False):
             _LOG.warning(
-                "http_client opens at most %d connections, fewer than max_concurrency=%d: they will wait in "
+                "http_client opens at most %d connections, fewer than max_concurrency=%d: requests wait in "
                 "its pool, where their time limits run; raise httpx.Limits(max_connections=...)",
                 size,
                 most,
@@ -113,8 +113,8 @@ class OverClient(Sender):
             )
             return await view.send(built, stream=True, follow_redirects=False)
         except BaseException as exc:  # noqa: BLE001  raised again
-            # A hook that calls `raise_for_status` has the status, which counts.
-            if is_any(exc, "HTTPStatusError"):
+            # After a hook that called `raise_for_status`, the status counts; that of a token does not.
+            if is_any(exc, "HTTPStatusError") and watch.is_of(exc.request):  # type: ignore[attr-defined]
                 return exc.response  # type: ignore[attr-defined]  # of httpx or httpx2
             watch.failed(exc)
             raise exc.with_traceback(frames_of_mock(exc))  # noqa: B904
@@ -175,15 +175,15 @@ class _LastStep:
 
     async def handle_async_request(self, request: Any) -> Any:
         # Not of ours is what an `auth=` sends elsewhere for a token.
-        is_ours = self._key.is_home(request.url) or request.extensions.get("trace") == self._watch.trace
+        is_ours = self._key.is_home(request.url) or self._watch.is_of(request)
         if is_ours:
             self._watch.begin()
         response = await self._transport.handle_async_request(self._with_key(request))
-        if response.status_code in _REDIRECTS:
-            # httpx parses it, also if it does not follow it, and a bad one raises.
-            response.headers.pop("location", None)
         if is_ours:
             self._watch.end()
+            if response.status_code in _REDIRECTS:
+                # httpx parses it, also if it does not follow it, and a bad one raises.
+                response.headers.pop("location", None)
         return response
 
     def _with_key(self, request: Any) -> Any:
