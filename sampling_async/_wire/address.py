@@ -61,10 +61,17 @@ def hide_secrets(options: dict[str, Any]) -> None:
 
 
 def hidden_headers(headers: Any) -> Any:
-    """Return headers with their values as secrets; the name of the class of what is no mapping."""
+    """Return headers with their values as secrets, empty ones for what is no text.
+
+    Of what is no mapping, return the name of its class.
+    """
     if not isinstance(headers, Mapping):
         return None if headers is None else type(headers).__name__
-    return {text_of(name): Secret.of(text) for name, text in headers.items()}
+    return {text_of(name): Secret.of(text if _is_text(text) else "") for name, text in headers.items()}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, Secret) or isinstance(text_of(value), str)
 
 
 def guid_of(value: Text | Secret, name: str) -> Secret:
@@ -251,7 +258,7 @@ def checked_headers(headers: Any, user_agent: Any) -> tuple[dict[str, Secret], s
         if name.lower() == "user-agent":
             raise InvalidRequestError("give user_agent= in place of a User-Agent in headers")
         if not secret.matches(_TEXT.pattern):
-            raise InvalidRequestError(f"the value of {name} in headers must be printable ASCII, not empty")
+            raise InvalidRequestError(f"the value of {name} in headers must be a text of printable ASCII")
     agent = USER_AGENT if user_agent is None else text_of(user_agent)
     if not isinstance(agent, str) or not _TEXT.fullmatch(agent):
         raise InvalidRequestError(f"user_agent must be printable ASCII, not empty: {shown(user_agent)}")
