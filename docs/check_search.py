@@ -32,7 +32,6 @@ QUESTIONS = {
     "without async": "howto/scripts",
     "morning report": "howto/campaigns",
     "custom header": "howto/http-client",
-    "own httpx client": "howto/http-client",
     "Docker": "howto/deploy",
     "Kubernetes": "howto/deploy",
     "systemd": "howto/deploy",

@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"(AnyIterable|AnyStore|IndexSource|MemberOptions|Recorder|SubQuotaRule|Transport|TruncatedPostal|Unpack)",
+        r"(AnyIterable|AnyStore|HttpClient|IndexSource|MemberOptions|Recorder|SubQuotaRule|Transport|TruncatedPostal|Unpack)",
     ),
     ("py:class", r"sampling_async\..*_\w+\.(\w+\.)?(H|N_co|T|IndexSource|MemberOptions|Outcome|Recorder)"),
     ("py:class", "'.*'"),  # values of a Literal
