@@ -28,7 +28,7 @@ from sampling_async import (
 )
 from sampling_async._contract.records import wire_name
 from sampling_async._json import fast
-from sampling_async._json.codec import parse
+from sampling_async._json.rules import parse
 
 INVITE = {
     "SurveyID": 1,
