@@ -317,8 +317,14 @@ def _class_hook(cls: type[AttrsInstance], converter: Converter) -> _Hook:
 
 def _scalar_hook(kind: type, rule: Callable[[Any], Any]) -> _Hook:
     read = _rule_hook(rule)
-    # A class that derives from a scalar, such as a StrEnum, is made of one.
-    return lambda value, cls: read(value, cls) if cls is kind else cls(read(value, cls))
+
+    def hook(value: Any, cls: Any) -> Any:
+        if cls is kind:
+            return read(value, cls)
+        # A class that derives from a scalar, such as a StrEnum, is made of one.
+        return value if type(value) is cls else cls(read(value, cls))
+
+    return hook
 
 
 def _rule_hook(rule: Callable[[Any], Any]) -> _Hook:
