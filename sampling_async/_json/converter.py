@@ -186,8 +186,14 @@ def _gives_up(*_: object) -> None:
 
 
 def _record_hook(record: type[T], converter: Converter) -> _Hook:
+    @cache
+    def generated() -> _Hook:  # on first use: all of them take 15 ms
+        return _careful_hook(record, converter)
+
     is_fast = _are_ours(_within(record) - {record}, converter)
-    return _hook_of(partial(fast.read, record) if is_fast else _gives_up, _careful_hook(record, converter))
+    return _hook_of(
+        partial(fast.read, record) if is_fast else _gives_up, lambda value, cls: generated()(value, cls)
+    )
 
 
 def _careful_hook(record: type[T], converter: Converter) -> _Hook:
