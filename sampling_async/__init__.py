@@ -46,8 +46,7 @@ from sampling_async._contract.records import (
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.settings import MemberURL, PartnerSettings
 from sampling_async._contract.timing import Timing
-from sampling_async._json.codec import from_json, to_json
-from sampling_async._json.for_pydantic import describe_to_pydantic
+from sampling_async._json.converter import describe_to_pydantic, from_json, make_converter, to_json
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.sketch import Percentiles
 from sampling_async._protocol.requests import InviteRequest
@@ -132,6 +131,7 @@ __all__ = [
     "WatchStatus",
     "__version__",
     "from_json",
+    "make_converter",
     "to_json",
 ]
 

@@ -38,7 +38,7 @@ from sampling_async._contract.errors import DecodeError, Endpoint, InvalidReques
 from sampling_async._contract.logs import panel_name_of
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
-from sampling_async._json.fast import warm_up
+from sampling_async._json.converter import warm_up
 from sampling_async._log import follow_environment
 from sampling_async._pacing.gate import Gate, Permit, PermitToBegin
 from sampling_async._pacing.loops import loop_clock

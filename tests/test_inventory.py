@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling_async import DecodeError, Quotas, Survey, from_json
-from sampling_async._json import codec
+from sampling_async._json import converter
 from sampling_async._json import fast as _known
 from sampling_async._json import inventory as _inventory
-from sampling_async._json.fast import KnownSurveys
+from sampling_async._json.fast import KnownSurveys, Part
 from sampling_async._json.inventory import Inventory
 
 TAIL = b',"CountryID":9,"CacheExpires":"2020-01-31T21:19:30Z"}'
@@ -295,23 +295,18 @@ class Work:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded = 0
         self.tokens = 0
-        read_one, read_many, token = _inventory.read, _inventory.read_many, _inventory._TOKEN
+        token = _inventory._TOKEN
 
-        def one(cls: type, body: bytes, *rest: Any) -> Any:
-            self.decoded += len(body)
-            return read_one(cls, body, *rest)
-
-        def many(cls: type, body: bytes, *rest: Any) -> Any:
-            self.decoded += len(body)
-            return read_many(cls, body, *rest)
+        def structure(cls: type, part: Part, *rest: Any) -> Any:
+            self.decoded += len(part.body)
+            return converter.structure(cls, part, *rest)
 
         class Token:
             def match(_, *args: Any) -> Any:  # noqa: N805
                 self.tokens += 1
                 return token.match(*args)
 
-        monkeypatch.setattr(_inventory, "read", one)
-        monkeypatch.setattr(_inventory, "read_many", many)
+        monkeypatch.setattr(_inventory, "structure", structure)
         monkeypatch.setattr(_inventory, "_TOKEN", Token())
 
 
@@ -327,8 +322,8 @@ def test_braces_in_texts_keep_the_work_linear(name, size, monkeypatch):
 
 
 def test_surveys_that_arrive_together_are_read_together(monkeypatch):
-    calls, read_many = [], _inventory.read_many
-    monkeypatch.setattr(_inventory, "read_many", lambda *given: calls.append(1) or read_many(*given))
+    calls, read_many = [], _known.read_many
+    monkeypatch.setattr(_known, "read_many", lambda *given: calls.append(1) or read_many(*given))
     rows = [inventories.survey(SurveyID=number) for number in range(120)]
     assert len(read([json.dumps(inventories.quotas(*rows)).encode()]).surveys) == 120
     assert len(calls) == 1
@@ -425,8 +420,7 @@ def test_nothing_is_read_where_nothing_has_changed(size, between, monkeypatch):
     body = b'{"Surveys":[%b]%b' % (between.join(texts), TAIL)
     known = KnownSurveys()
     before = read_again(body, known, size)
-    for name in ("read", "read_many", "read_unknown"):
-        monkeypatch.setattr(_inventory, name, refuse)
+    monkeypatch.setattr(_inventory, "structure", refuse)
     after = read_again(body, known, size)
     assert len(after) == 59
     assert all(one is other for one, other in zip(before, after, strict=True))
@@ -436,11 +430,12 @@ def read_alone(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return a list of the surveys that will be read by a call of their own."""
     texts: list[bytes] = []
 
-    def read_one(record: Any, text: bytes, *rest: Any) -> Any:
-        texts.append(text)
-        return codec.read(record, text, *rest)
+    def read_one(cls: Any, part: Part, *rest: Any) -> Any:
+        if cls is Survey:
+            texts.append(part.body)
+        return converter.structure(cls, part, *rest)
 
-    monkeypatch.setattr(_inventory, "read", read_one)
+    monkeypatch.setattr(_inventory, "structure", read_one)
     return texts
 
 
@@ -448,7 +443,7 @@ def test_of_an_inventory_that_is_known_only_what_has_changed_is_read(monkeypatch
     known, texts = KnownSurveys(), [survey(number) for number in range(1, 60)]
     before = read_again(body_of(*texts), known)
     texts[20], texts[40] = survey(21, LOI=99), survey(41, LOI=99)
-    monkeypatch.setattr(_inventory, "read_unknown", refuse)
+    monkeypatch.setattr(_known, "read_part", refuse)
     alone = read_alone(monkeypatch)
     after = read_again(body_of(*texts), known)
     assert alone == [texts[20], texts[40]]

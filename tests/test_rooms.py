@@ -67,8 +67,8 @@ THIRD_PARTY = {
     "certifi": {"_wire/trust"},
     "httptools": {"_wire/http1"},
     "httpcore": set(),
-    "msgspec": {"_contract", "_json/codec", "_json/fast", "_protocol/results"},
-    "cattrs": {"_json/careful"},
+    "msgspec": {"_contract", "_json/converter", "_json/fast", "_protocol/results"},
+    "cattrs": {"_json/converter"},
     "sqlite3": {"_journal"},
     "opentelemetry": {"_telemetry"},
 }

@@ -34,6 +34,7 @@ from sampling_async import (
     Survey,
     WatchStatus,
     from_json,
+    make_converter,
     to_json,
 )
 from sampling_async import sync as blocking
@@ -125,6 +126,7 @@ def read(body: bytes) -> None:
     assert_type(settings[0], Setting)
     assert_type(settings.max_surveys_to_fetch, int | None)
     assert_type(to_json(from_json(Quotas, body)), bytes)
+    assert_type(make_converter().structure(body, Quotas), Quotas)
 
 
 async def watch(client: SamplingClient) -> None:

@@ -16,7 +16,7 @@ import sampling_async
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-_NAME: Final = re.compile(r"([A-Z]\w+|from_json|to_json)(?:\.(\w+))?(?:\(.*\))?(?:\[.*\])?")
+_NAME: Final = re.compile(r"([A-Z]\w+|from_json|to_json|make_converter)(?:\.(\w+))?(?:\(.*\))?(?:\[.*\])?")
 _CALL: Final = re.compile(r"(?:await |async (?:for \w+ in|with) )?client\.([a-z_]+)\b.*")
 _OPAQUE: Final = (nodes.reference, nodes.title, desc_signature, pending_xref)
 _GENERIC: Final = frozenset({"Quota", "Layer", "Price", "Setting", "Survey", "Result", "Invite"})

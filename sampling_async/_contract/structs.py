@@ -1,8 +1,13 @@
-"""Records that come by the hundred in one response: Structs of msgspec that are attrs classes as well.
+"""The kinds of records, and why there is more than one.
 
-To create a frozen attrs object of eight fields takes a microsecond, ten times as long as a Struct, which
-msgspec fills from JSON directly. attrs and cattrs work with these too, but type checkers do not know that: use
-`msgspec.structs.replace` in place of `attrs.evolve`.
+- `attrs.frozen` is the rule: a public record that is kept, compared and shown.
+- `FrozenStruct`, a Struct of msgspec that is an attrs class as well, is for public records that come by the
+  hundred in one response: `Invite` and `InviteOutcome`. To create a frozen attrs object of eight fields takes a
+  microsecond, ten times as long as a Struct, which msgspec fills from JSON directly. attrs and cattrs work with
+  it, but type checkers do not know that: use `msgspec.structs.replace` in place of `attrs.evolve`.
+- `value` is for private ones that are made for each request. They take no change by a type checker's word only,
+  and so cost a third of a frozen one.
+- `WireStruct` is JSON that is no record: the parts of a request, of a response or of a file around the records.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["FrozenStruct", "astuple", "replace", "seen_by_attrs", "value"]
+__all__ = ["FrozenStruct", "WireStruct", "astuple", "replace", "seen_by_attrs", "value"]
 
 # attrs' own advice for values that are created often. Type checkers hold them frozen. At run time they are not:
 # a frozen instance takes three times as long to create.
@@ -52,6 +57,10 @@ class FrozenStruct(msgspec.Struct, frozen=True):
         return [
             (each.name, getattr(self, each.name) if each.repr else _HIDDEN) for each in self.__attrs_attrs__
         ]
+
+
+class WireStruct(msgspec.Struct, gc=False):
+    """JSON that msgspec reads and writes without help: the fields have the names of the wire."""
 
 
 _Record = TypeVar("_Record", bound=FrozenStruct)

@@ -6,44 +6,56 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async._contract.errors import JournalError, SamplingError
+from sampling_async._contract.errors import DecodeError, Delivery, JournalError, SamplingError
 from sampling_async._contract.records import Invite
-from sampling_async._json.codec import json_lines
-from sampling_async._protocol.results import InviteOutcome
+from sampling_async._contract.structs import WireStruct, astuple
+from sampling_async._json.converter import structure, write_lines
+from sampling_async._protocol.results import InviteOutcome, OutcomeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from sampling_async._protocol.results import OutcomeStatus
-
 _LINES: Final = 100
 
 
+class OutcomeLine(WireStruct, array_like=True):
+    """An outcome in a journal: a JSON list, which begins with the quota ID and the status."""
+
+    quota_id: int
+    status: OutcomeStatus
+    invite: tuple[int, int, int, float, str, int, int, float | None] | None  # its fields, in their order
+    result_code: int | None
+    result: str | None
+    failure: tuple[str, Delivery] | None
+    anomaly: str | None
+
+
 def lines_of(outcomes: Iterable[InviteOutcome]) -> bytes:
-    """Return for each outcome a line feed and a JSON list, which begins with its quota ID and its status."""
-    values = [
-        (
+    """Return for each outcome a line feed and a `OutcomeLine`."""
+    lines = [
+        OutcomeLine(
             outcome.quota_id,
             outcome.status,
-            None if outcome.invite is None else _values_of(outcome.invite),
+            None if outcome.invite is None else astuple(outcome.invite),
             outcome.result_code,
             outcome.result,
-            *_oddities(outcome),
+            None if outcome.error is None else _failure_of(outcome.error),
+            outcome.anomaly,
         )
         for outcome in outcomes
     ]
     try:
-        return b"\n" + json_lines(values)
+        return b"\n" + write_lines(lines, OutcomeLine)
     except UnicodeEncodeError:
         # A text that came over the network may hold half of a surrogate pair. `json.dumps` escapes it.
-        return b"".join(b"\n" + json.dumps(each, separators=(",", ":")).encode("ascii") for each in values)
+        return b"".join(
+            b"\n" + json.dumps(astuple(each), separators=(",", ":")).encode("ascii") for each in lines
+        )
 
 
-def _oddities(outcome: InviteOutcome) -> tuple[list[str] | None, str | None]:
-    error = outcome.error
-    failure = None if error is None else [str(error).removeprefix("bulk_invite: "), error.delivery]
-    return failure, outcome.anomaly
+def _failure_of(error: SamplingError) -> tuple[str, Delivery]:
+    return str(error).removeprefix("bulk_invite: "), error.delivery
 
 
 def status_of(line: bytes | None) -> OutcomeStatus:
@@ -79,38 +91,26 @@ def outcomes_of(
 
 def _read(member_code: str, lines: Iterable[bytes], path: Path, *, replayed: bool) -> list[InviteOutcome]:
     try:
-        return [_outcome(member_code, each, replayed) for each in json.loads(b"[%b]" % b",".join(lines))]
-    except (ValueError, TypeError):
+        read = structure(list[OutcomeLine], b"[%b]" % b",".join(lines))
+    except DecodeError:
         pass
-    # Raised outside of the handler: inside, the decoding error would be its context, and it holds the line.
+    else:
+        return [_outcome(member_code, line, replayed) for line in read]
+    # Raised outside of the handler: inside, the decoding error would be its context.
     raise JournalError("has been damaged since it was opened: a response cannot be read", path=path)
 
 
-def _values_of(invite: Invite) -> list[Any]:
-    return [
-        invite.survey_id,
-        invite.wave_id,
-        invite.quota_id,
-        invite.partner_amount,
-        invite.url,
-        invite.loi,
-        invite.ir,
-        invite.member_amount,
-    ]
-
-
-def _outcome(member_code: str, values: list[Any], replayed: bool) -> InviteOutcome:  # noqa: FBT001
-    """Return the outcome for the decoded values of a line."""
-    quota_id, status, invite, code, result, failure, anomaly = values
+def _outcome(member_code: str, line: OutcomeLine, replayed: bool) -> InviteOutcome:  # noqa: FBT001
+    failure = line.failure
     return InviteOutcome(
         member_code,
-        quota_id,
-        status,
-        None if invite is None else Invite(*invite),
-        code,
-        result,
+        line.quota_id,
+        line.status,
+        None if line.invite is None else Invite(*line.invite),
+        line.result_code,
+        line.result,
         None if failure is None else SamplingError(failure[0], endpoint="bulk_invite", delivery=failure[1]),
-        anomaly,
+        line.anomaly,
         replayed,
     )
 

@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from sampling_async._contract.errors import JournalError
 from sampling_async._journal.lines import lines_of, outcomes_of
-from sampling_async._json.codec import plain_json
+from sampling_async._json.converter import plain_json
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import SharedRun, in_thread, join_uncancelled, start
 

@@ -34,12 +34,12 @@ from sampling_async._contract.records import (
     Price,
     QuestionAndAnswers,
     Quotas,
-    Setting,
     Survey,
     wire_name,
 )
-from sampling_async._contract.settings import PartnerSettings
-from sampling_async._json.rules import NULLS, Mismatch, answer_values, date_time
+from sampling_async._contract.structs import WireStruct, value
+from sampling_async._json.fields import NULLS
+from sampling_async._json.rules import Mismatch, answer_values, date_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -179,45 +179,53 @@ class Shared:
         return unknown
 
 
+@value
+class Part:
+    """Bytes that were cut out of an inventory. All its parts share their equal conditions."""
+
+    body: bytes
+    shared: Shared
+    known: KnownSurveys | None = None  # surveys that are not read again
+
+
 def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None:
-    """Read a record from JSON in UTF-8; return None if the careful decoder must read it.
-
-    All parts of one inventory share the same `shared`.
-    """
-    shared = shared or Shared()
-    if record is PartnerSettings:
-        settings = read_many(Setting, body, shared)
-        return None if settings is None else cast("T", PartnerSettings(settings))
-    if record is Invite:
+    """Read a record from JSON in UTF-8; return None if the careful decoder must read it."""
+    if issubclass(record, msgspec.Struct):
         return cast("T | None", _decoded(record, body))
-    draft = _decoded(record, body) if attrs.has(record) and is_usable() else None
-    return cast("T", draft) if draft is not None and _become(record, (draft,), shared) else None
+    draft = _decoded(record, body) if is_usable() else None
+    return cast("T", draft) if draft is not None and _become(record, (draft,), shared or Shared()) else None
 
 
-def read_many(record: type[T], body: bytes, shared: Shared) -> Sequence[T] | None:
+def read_many(record: type[T], body: bytes, shared: Shared | None = None) -> Sequence[T] | None:
     """Read a list of records from JSON; return None if the careful decoder must read it."""
-    if not is_usable():
+    is_struct = issubclass(record, msgspec.Struct)
+    if not is_struct and not is_usable():
         return None
     drafts: Sequence[T] | None = _decoded(tuple[record, ...], body)  # type: ignore[valid-type]
-    return drafts if drafts is not None and _become(record, drafts, shared) else None
+    if drafts is None or is_struct:
+        return drafts
+    return drafts if _become(record, drafts, shared or Shared()) else None
 
 
-def read_unknown(body: bytes, shared: Shared, known: KnownSurveys) -> list[Survey] | None:
-    """Read those surveys of a list that are not in `known`, and add them; None if the careful decoder must."""
+def read_part(record: type[T], part: Part) -> Sequence[T] | None:
+    """Read a list of records; None likewise. Known surveys are not read again, and unknown ones are added."""
+    known = part.known
+    if known is None:
+        return read_many(record, part.body, part.shared)
     # `Raw` finds the bounds of each survey without decoding it.
-    raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], body) if is_usable() else None
+    raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], part.body) if is_usable() else None
     if raws is None:
         return None
     texts = list(map(bytes, raws))
     surveys = list(map(known.find, texts))
     unknown = [at for at, survey in enumerate(surveys) if survey is None]
     drafts = [_decoded(Survey, texts[at]) for at in unknown]
-    if None in drafts or not _become(Survey, drafts, shared):
+    if None in drafts or not _become(Survey, drafts, part.shared):
         return None
     for at, survey in zip(unknown, drafts, strict=True):
         surveys[at] = survey
         known.add(texts[at], survey)
-    return cast("list[Survey]", surveys)
+    return cast("list[T]", surveys)
 
 
 def positive_ints(values: tuple[Any, ...]) -> tuple[int, ...] | None:
@@ -230,12 +238,18 @@ def positive_ints(values: tuple[Any, ...]) -> tuple[int, ...] | None:
 
 def warm_up() -> None:
     """Fill the caches, so that the first response does not block the event loop."""
-    for record in (Quotas, tuple[Survey, ...], Survey, tuple[msgspec.Raw, ...], QuestionAndAnswers, _WireReply):
+    for record in (Quotas, tuple[Survey, ...], Survey, tuple[msgspec.Raw, ...], QuestionAndAnswers, WireReply):
         _decoder(record)
 
 
-class WireItem(msgspec.Struct, gc=False, kw_only=True):
-    """An item of a bulk response, in the names of the wire."""
+class WireRequest(WireStruct):
+    """A bulk request."""
+
+    QuotaIDs: Sequence[int]
+
+
+class WireItem(WireStruct, kw_only=True):
+    """An item of a bulk response."""
 
     QuotaID: Int64
     Invite: Invite | None = None
@@ -246,17 +260,23 @@ class WireItem(msgspec.Struct, gc=False, kw_only=True):
 _CODE: Final = b'"ResultCode"'
 
 
-class _WireReply(msgspec.Struct, gc=False):
+class WireReply(WireStruct):
+    """A bulk response."""
+
     Invites: list[WireItem]
 
 
-def read_bulk(body: bytes) -> list[WireItem] | None:
-    """Read the items of a bulk response; return None if the careful decoder must read it."""
-    answer: _WireReply | None = _decoded(_WireReply, body)
+class UnreadReply(WireReply):
+    """A bulk response whose items are parsed JSON, to be read one by one."""
+
+    Invites: list[Any]
+
+
+def read_bulk(body: bytes) -> WireReply | None:
+    """Read a bulk response; return None if it must be read with care."""
+    answer: WireReply | None = _decoded(WireReply, body)
     # msgspec takes the last of several values of a name. More codes than items are a repeated code or list.
-    if answer is None or body.count(_CODE) > len(answer.Invites):
-        return None
-    return answer.Invites
+    return None if answer is None or body.count(_CODE) > len(answer.Invites) else answer
 
 
 def _decoded(what: Any, body: bytes) -> Any:
@@ -302,7 +322,7 @@ def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _on_the_wire(hint: Any) -> Any:
-    if attrs.has(hint) and hint is not Invite:
+    if attrs.has(hint) and not issubclass(hint, msgspec.Struct):
         return _draft(hint)
     if get_origin(hint) is tuple:
         return tuple[_on_the_wire(get_args(hint)[0]), ...]  # type: ignore[misc]

@@ -17,9 +17,10 @@ from attrs import evolve
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey, leave_out
-from sampling_async._json.codec import from_json, parse, read, structure, whole_number
-from sampling_async._json.fast import Shared, read_many, read_unknown
-from sampling_async._json.rules import says_absent, spelled
+from sampling_async._json.converter import from_json, structure
+from sampling_async._json.fast import Part, Shared
+from sampling_async._json.fields import spelled
+from sampling_async._json.rules import parse, says_absent, whole_number_or_none
 
 if TYPE_CHECKING:
     from sampling_async._contract.records import PartialKey
@@ -105,7 +106,7 @@ class Inventory:
         # The head ends with the opening bracket of the list, so this is a whole body with an empty list.
         body = self._head + b"]" + self._buffer
         try:
-            frame = read(Quotas, body)
+            frame = from_json(Quotas, body)
         except DecodeError as exc:
             # The surveys are not in this text, so a place in it is none in the body.
             exc.rule = _PLACE.sub(" before or after the surveys", exc.rule)
@@ -189,11 +190,9 @@ class Inventory:
         # The view avoids a second copy. It must be released, because a viewed bytearray cannot change its size.
         with memoryview(buffer) as view:
             body = b"".join((b"[", view[start:last], b"]"))
-        if self._known is None:
-            many = read_many(Survey, body, self._shared)
-        else:
-            many = read_unknown(body, self._shared, self._known)
-        if many is None:
+        try:
+            many = structure(list[Survey], Part(body, self._shared, self._known))
+        except DecodeError:
             return None
         surveys.extend(many)
         self._count += len(many)
@@ -208,7 +207,7 @@ class Inventory:
             survey = None if self._known is None else self._known.find(piece)
             if survey is None:
                 try:
-                    survey = read(Survey, piece, self._path, self._shared)
+                    survey = structure(Survey, Part(piece, self._shared), self._path)
                 except DecodeError as exc:
                     # A whole JSON object breaks the contract: that is an error of the body. Otherwise the guess
                     # was wrong, and the end is found token by token.
@@ -251,7 +250,7 @@ class LeftOut:
         error = DecodeError(exc.path, exc.rule, endpoint="get_quotas", delivery="answered")
         self.errors.append(error)
         fields = parse(survey) if isinstance(survey, bytes) else survey
-        survey_id, wave_id = (whole_number(spelled(fields, name)) for name in ("SurveyID", "WaveID"))
+        survey_id, wave_id = (whole_number_or_none(spelled(fields, name)) for name in ("SurveyID", "WaveID"))
         self.ids.append((survey_id, wave_id))
         if len(self.errors) <= _NAMED:
             _LOG.warning("a survey is left out, the others are read: %s", error)

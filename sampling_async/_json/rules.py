@@ -1,48 +1,87 @@
-"""The rules for values on the wire: misspelled names, scalars and fields that may be missing.
-
-The fast decoder and the careful decoder share these rules.
-"""
+"""The rules for the text of JSON and for scalars. Which field is read by which rule says `fields.py`."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import INT64_MAX
 
-# Correct names, each with the misspelling that some services use.
-DRIFTED: Final = {"SurveyID": "SurveyId", "WaveID": "WaveId", "QuotaID": "QuotaId"}
-
-
-def spelled(fields: dict[str, Any], name: str) -> Any:
-    """Return the value of a field by its name, or by the misspelling if the name is not there; else None."""
-    return fields.get(name, fields.get(DRIFTED.get(name, name)))
-
-
-ZEROS: Final = {"WaveID": 0, "PartnerAmount": 0.0, "LOI": 0, "IR": 0}
-"""What stands for these fields of an invite where they are null or missing: its link is valid without them."""
-
-NULLS: Final[dict[tuple[str, str], Any]] = {
-    ("QuestionAndAnswers", "answer_ids"): (),
-    ("QuestionAndAnswers", "is_routable"): False,
-    ("RecontactMembers", "member_codes"): (),
-    ("Setting", "description"): "",
-    ("Survey", "survey_wave_exclusions"): (),
-    ("SurveyWaveExclusion", "participation_status_ids"): (),
-}
-"""Values that nulls stand for, by record and attribute.
-
-For other attributes a null is None if the type allows None, and refused if it does not.
-"""
+# Bytes that may come before the first character of JSON: a UTF-8 BOM and blanks.
+_BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 
 _EXACT_FLOAT_MAX: Final = 2**53  # beyond it, not every whole number is a float
+
+
+# --- The text of JSON --------------------------------------------------------------------------------------
+
+
+def parse(body: bytes | str, *, pairs: bool = False, once: bool = False) -> Any:
+    """Parse JSON by its content, whatever the Content-Type says.
+
+    With `pairs`, objects are lists of (name, value), repeated names included. With `once`, an object with a
+    repeated name is refused: only the last of its values would count.
+    """
+    text = encoded(body)
+    head = text[:64].lstrip(_BLANK)
+    if not head and not text.strip(_BLANK):
+        raise DecodeError("$", "expected JSON, found an empty body")
+    if head[:1] == b"<":
+        raise DecodeError("$", "expected JSON, found HTML or XML (a page of a proxy or of a login?)")
+    hook = _as_pairs if pairs else _once if once else None
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=hook)
+    except _RepeatedError:
+        rule = "expected each name of an object once, found one repeated"
+    except json.JSONDecodeError as exc:
+        rule = f"expected JSON, found a syntax error at character {exc.pos}"
+    except UnicodeDecodeError as exc:
+        rule = f"expected UTF-8, found other bytes at byte {exc.start}"
+    except RecursionError:
+        rule = "expected JSON, found too many nested levels"
+    except ValueError:  # NaN, Infinity, or more digits than `int` accepts
+        rule = "expected finite numbers, found NaN, Infinity or a number with too many digits"
+    # Raised outside of the handlers: the context of the error would hold the errors above, and they the body.
+    raise DecodeError("$", rule)
+
+
+def encoded(body: bytes | str) -> bytes:
+    # Half surrogates pass here, so that the decoders refuse them with a DecodeError.
+    return body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+
+
+class _RepeatedError(Exception):
+    """An object has a name twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _RepeatedError
+    return found
+
+
+def _as_pairs(pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return pairs
+
+
+def _refuse_constant(_name: str) -> NoReturn:
+    raise ValueError
+
+
+# --- Scalars -----------------------------------------------------------------------------------------------
 
 
 class Mismatch(Exception):  # noqa: N818  never leaves the codec
     """A value breaks a rule. The text names the expected kind and the found kind, never the found value."""
 
+
+ARRAYS: Final = (list, tuple)
+"""An array of parsed JSON is a list. A tuple is one that cattrs made of a record."""
 
 MISSING: Final = "expected a value, but the field is missing"
 _FOUND_NULL: Final = ", found null"
@@ -69,7 +108,7 @@ def _kind(value: object) -> str:
             return "a number with a fraction" if math.isfinite(value) else "a number too large"
         case str():
             return "text" if value else "empty text"
-        case list():
+        case list() | tuple():
             return "an array"
         case _:
             return "an object"
@@ -83,6 +122,13 @@ def whole_number(value: Any) -> int:
     if not -INT64_MAX <= value <= INT64_MAX:
         raise Mismatch("expected a whole number of at most 64 bits")
     return value
+
+
+def whole_number_or_none(value: object) -> int | None:
+    try:
+        return whole_number(value)
+    except Mismatch:
+        return None
 
 
 def number(value: Any) -> float:
@@ -115,7 +161,7 @@ def answer_values(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     parts = [value] if type(value) is str else value
-    if type(parts) is not list:
+    if type(parts) not in ARRAYS:
         raise mismatch("text or an array of texts", value)
     texts = (str(whole_number(part)) if type(part) is int else text(part) for part in parts)
     return tuple(stripped for text in texts for piece in text.split(",") if (stripped := piece.strip()))

@@ -12,8 +12,10 @@ from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Invite, InviteOfCall, hidden
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.structs import astuple, replace, value
-from sampling_async._json import fast
-from sampling_async._json.codec import from_json, parse, structure, whole_number, zeros
+from sampling_async._json.converter import from_json, structure
+from sampling_async._json.fast import UnreadReply, WireReply
+from sampling_async._json.fields import zeros
+from sampling_async._json.rules import parse, whole_number_or_none
 from sampling_async._protocol.refusals import text_of, without
 from sampling_async._protocol.results import (
     MOST_SAID,
@@ -70,20 +72,17 @@ class BulkReply:
 
 def read_bulk(member_code: str, quota_ids: Sequence[int], body: bytes) -> BulkReply:
     """Read the body of Bulk Invite. A single unreadable item only makes its own ID `unknown`."""
-    items = fast.read_bulk(body)
-    columns = None if items is None else _columns(member_code, items)
-    if items is not None and columns is not None:
-        # Nearly always there is one item for each requested ID, in their order. Then nothing is matched.
-        given = tuple([item.QuotaID for item in items])
-        if given == quota_ids:
-            return BulkReply(member_code, quota_ids, columns)
-        return _matched(member_code, quota_ids, tuple(outcomes_from((columns,), member_code, given)))
-    document = parse(body, once=True)
-    if type(document) is not dict:
-        raise DecodeError("$", "expected an object with Invites")
-    if type(document.get("Invites")) is not list:
-        raise DecodeError("$.Invites", "expected an array of results")
-    return reconcile(member_code, quota_ids, document["Invites"])
+    reply = structure(WireReply, body)
+    if type(reply) is not UnreadReply:
+        columns = _columns(member_code, reply.Invites)
+        if columns is not None:
+            # Nearly always there is one item for each requested ID, in their order. Then nothing is matched.
+            given = tuple([item.QuotaID for item in reply.Invites])
+            if given == quota_ids:
+                return BulkReply(member_code, quota_ids, columns)
+            return _matched(member_code, quota_ids, tuple(outcomes_from((columns,), member_code, given)))
+        reply = structure(WireReply, parse(body, once=True))
+    return reconcile(member_code, quota_ids, reply.Invites)
 
 
 def _columns(member_code: str, items: Sequence[WireItem]) -> Columns | None:
@@ -164,10 +163,10 @@ def _result_of(member_code: str, text: str | None) -> str | None:
 
 
 def _read_item(member_code: str, item: Any, path: str) -> InviteOutcome | None:
-    quota_id = whole_number(item.get("QuotaID", item.get("QuotaId"))) if type(item) is dict else None
+    quota_id = whole_number_or_none(item.get("QuotaID", item.get("QuotaId"))) if type(item) is dict else None
     if quota_id is None:
         return None
-    code, raw_invite = whole_number(item.get("ResultCode")), item.get("Invite")
+    code, raw_invite = whole_number_or_none(item.get("ResultCode")), item.get("Invite")
     outcome = InviteOutcome(
         member_code,
         quota_id,

@@ -30,7 +30,7 @@ from sampling_async._contract.statuses import (
     Meaning,
     statuses,
 )
-from sampling_async._json.codec import parse, whole_number
+from sampling_async._json.rules import parse, whole_number_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -138,7 +138,7 @@ def _error_body(body: bytes) -> tuple[str | None, int | None]:
         return None, None
     if type(document) is not dict:
         return None, None
-    return text_of(document.get("Result")), whole_number(document.get("ResultCode"))
+    return text_of(document.get("Result")), whole_number_or_none(document.get("ResultCode"))
 
 
 def text_of(value: Any) -> str | None:

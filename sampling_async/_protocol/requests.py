@@ -30,8 +30,8 @@ from sampling_async._contract.records import (
 )
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._contract.structs import value
-from sampling_async._json.codec import from_json, plain_json
-from sampling_async._json.fast import positive_ints
+from sampling_async._json.converter import from_json, write
+from sampling_async._json.fast import WireRequest, positive_ints
 from sampling_async._json.inventory import read_inventory
 from sampling_async._protocol.bulk_reply import BulkReply, read_bulk, read_invite
 
@@ -207,7 +207,7 @@ def bulk_invite(panel: str, member_code: str, quota_ids: Sequence[int]) -> Call[
         "POST",
         f"{_SAMPLES}/{panel}/{_segment(member_code)}/Invites",
         partial(read_bulk, member_code, quota_ids),
-        body=plain_json({"QuotaIDs": quota_ids}),
+        body=write(WireRequest(quota_ids)),
         quota_ids=len(quota_ids),
         private=private_texts(panel, member_code),
     )

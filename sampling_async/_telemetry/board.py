@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 from attrs import asdict
 
-from sampling_async._json.codec import plain_json
+from sampling_async._json.converter import plain_json
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._version import __version__
 

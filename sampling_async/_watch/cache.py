@@ -18,7 +18,8 @@ from attrs import evolve
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
-from sampling_async._json.codec import from_plain_json, parse, plain_json
+from sampling_async._json.converter import from_plain_json, plain_json
+from sampling_async._json.rules import parse
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async._private_files import UNFINISHED, require_private, target_of, written_whole
 

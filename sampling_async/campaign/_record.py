@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from attrs import define, field
 
-from sampling_async._json.codec import plain_json
+from sampling_async._json.converter import plain_json
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import SharedRun, in_thread
 from sampling_async.campaign._ledger_file import DueMember, LedgerError, Notes

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from attrs import field, frozen
 
 from sampling_async import Invite, RecontactMembers, ResultCode, Setting
-from sampling_async._json.codec import unstructure
+from sampling_async._json.converter import unstructure
 
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"

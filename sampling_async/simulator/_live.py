@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from sampling_async import Layer, Quota, Quotas, SubQuota, Survey
-from sampling_async._json.codec import unstructure
+from sampling_async._json.converter import unstructure
 from sampling_async.simulator._members import targets_of
 
 if TYPE_CHECKING:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from enum import StrEnum
+from typing import Any, NewType
 
+import anyio
+import attrs
+import doubles
 import inventories
 import pytest
+from cattrs import ClassValidationError, Converter
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sampling_async import (
     DecodeError,
     Invite,
+    InviteRequest,
+    Journal,
     PartnerSettings,
     Price,
     QuestionAndAnswers,
@@ -24,11 +34,16 @@ from sampling_async import (
     Setting,
     Survey,
     from_json,
+    make_converter,
     to_json,
 )
 from sampling_async._contract.records import wire_name
+from sampling_async._journal.lines import OutcomeLine
+from sampling_async._json import converter as _converter
 from sampling_async._json import fast
-from sampling_async._json.codec import parse
+from sampling_async._json.fast import WireReply, WireRequest
+from sampling_async._json.rules import parse
+from sampling_async.simulator import Simulator
 
 INVITE = {
     "SurveyID": 1,
@@ -424,7 +439,7 @@ def test_any_bytes_give_a_value_or_a_decode_error(body):
 
 def test_json_behind_many_blanks_is_found_and_a_lone_surrogate_is_kept():
     assert parse(b" " * 64 + b"[1]") == [1]
-    assert parse("[1]", "$.Surveys") == [1]
+    assert parse("[1]") == [1]
     with pytest.raises(DecodeError) as caught:
         parse("")
     assert caught.value.path == "$"
@@ -445,3 +460,212 @@ def test_what_stands_in_place_of_an_object_or_an_array_is_reported_with_its_path
     with pytest.raises(DecodeError) as caught:
         from_json(Quotas, body.replace(b"%b", rest))
     assert str(caught.value) == said
+
+
+# --- One converter for all of it
+
+
+class Spy:
+    """The converter of the package, which notes what goes through it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.own = make_converter()
+        self.read: set[Any] = set()
+        self.written: set[Any] = set()
+        monkeypatch.setattr(_converter, "converter", lambda: self)
+
+    def structure(self, value: Any, cls: Any) -> Any:
+        self.read.add(cls)
+        return self.own.structure(value, cls)
+
+    def unstructure(self, record: Any, unstructure_as: Any = None) -> Any:
+        self.written.add(unstructure_as or type(record))
+        return self.own.unstructure(record, unstructure_as)
+
+    def get_structure_hook(self, cls: Any) -> Any:
+        return self.own.get_structure_hook(cls)
+
+
+async def test_the_five_calls_and_the_journal_go_through_the_converter(monkeypatch, tmp_path):
+    spy = Spy(monkeypatch)
+    sim = Simulator(surveys=5, members=3)
+    member, quota = next(iter(sim.members)), sim.recontact_quota_ids[0]
+    journal = Journal(tmp_path / "run.journal")
+    async with sim.client() as client:
+        await client.get_quotas()
+        assert spy.read == {list[Survey], Survey, Quotas}
+        assert spy.written <= {Survey}  # by the simulator
+        await client.get_settings()
+        [_ async for _ in client.recontact_members(quota)]
+        async with client.fan_out([InviteRequest(member, [quota])], journal=journal) as outcomes:
+            assert len([_ async for _ in outcomes]) == 1
+    async with doubles.client(doubles.Service(lambda _: INVITE)) as client:
+        await client.generate_invite(member, 3)
+    assert spy.read >= {PartnerSettings, RecontactMembers, Invite, WireReply}
+    assert spy.written >= {WireRequest, list[OutcomeLine]}
+    assert len([_ async for _ in journal.outcomes()]) == 1
+    assert list[OutcomeLine] in spy.read
+
+
+async def test_a_hook_on_the_converter_is_seen_by_the_calls(monkeypatch):
+    """It takes the place of the fast decoder, for all that holds the record."""
+    ours, theirs = make_converter(), make_converter()
+    theirs.register_structure_hook(Invite, lambda value, cls: attrs.evolve(ours.structure(value, cls), loi=77))
+    monkeypatch.setattr(_converter, "converter", lambda: theirs)
+    async with doubles.client(doubles.Service(doubles.bulk)) as client:
+        result = await client.bulk_invite("m", [2])
+    assert [invite.loi for invite in result.invites] == [77]
+    assert from_json(Invite, json.dumps(INVITE)).loi == 77
+
+
+def test_cattrs_is_loaded_with_the_client_and_not_before():
+    code = """
+import sys
+import sampling_async
+from sampling_async.matching import QuotaIndex
+print("cattrs" in sys.modules)
+sampling_async.SamplingClient("https://s.example", panel_guid="00000000-0000-0000-0000-000000000001", api_key="00000000-0000-0000-0000-000000000002")
+print("cattrs" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+# --- Records in classes of a user
+
+
+class Source(StrEnum):
+    APP = "app"
+
+
+Points = NewType("Points", int)
+
+
+@attrs.frozen
+class Click:
+    member_code: str
+    invites: list[Invite]
+    quotas: Quotas | None = None
+    surveys: Sequence[Survey] = ()
+    source: Source = Source.APP
+    points: Points | None = None
+    is_first: bool = True
+    at: datetime | None = None
+
+
+QUOTAS = inventories.quotas(inventories.survey(), inventories.survey(SurveyID=8))
+CLICK = Click(
+    "m1",
+    [decode(Invite, INVITE)],
+    decode(Quotas, QUOTAS),
+    decode(Quotas, QUOTAS).surveys,
+    points=Points(7),
+    at=datetime(2026, 1, 2, tzinfo=UTC),
+)
+
+
+@pytest.fixture
+def converter() -> Converter:
+    return make_converter()
+
+
+def test_records_in_an_attrs_class_have_the_contracts_names(converter):
+    written = converter.unstructure(CLICK)
+    assert written["invites"] == [INVITE]
+    assert json.loads(json.dumps(written["quotas"])) == json.loads(to_json(CLICK.quotas))
+    assert (written["member_code"], written["at"]) == ("m1", "2026-01-02T00:00:00Z")
+    assert converter.structure(written, Click) == CLICK
+    assert converter.structure(json.loads(json.dumps(written)), Click) == CLICK
+
+
+def test_a_field_may_be_the_bytes_that_came_for_it_and_so_may_the_whole(converter):
+    written = converter.unstructure(CLICK)
+    names = ("invites", "quotas", "surveys")
+    parts = {**written, **{name: json.dumps(written[name]).encode() for name in names}}
+    assert converter.structure(parts, Click) == CLICK
+    assert converter.structure(json.dumps(written).encode(), Click) == CLICK
+
+
+@pytest.mark.parametrize("kind", [list[Invite], tuple[Invite, ...], Sequence[Invite]])
+def test_arrays_of_records_are_read_by_both_decoders(converter, kind):
+    drifted = {**INVITE, "SurveyId": 1}
+    del drifted["SurveyID"]
+    for items in ([INVITE], [drifted]):
+        read = converter.structure(json.dumps(items).encode(), kind)
+        assert read == converter.structure(items, kind) == type(read)(CLICK.invites)
+        assert type(read) is (list if kind == list[Invite] else tuple)
+    with pytest.raises(DecodeError, match=r"^\$\[1\]\.LOI: expected a whole number, found text"):
+        converter.structure([INVITE, {**INVITE, "LOI": "7"}], kind)
+    with pytest.raises(DecodeError, match=r"^\$: expected an array, found an object"):
+        converter.structure(b"{}", kind)
+
+
+def test_from_json_reads_them_too():
+    written = to_json(CLICK)
+    assert from_json(Click, written) == CLICK
+    with pytest.raises(DecodeError, match=r"\$\.Invites\[0\]\.URL: expected a link, found empty text"):
+        from_json(Click, written.replace(b"https://s.example/?a=1", b""))
+
+
+@pytest.mark.parametrize("kind", [Quotas, Survey, Invite, RecontactMembers, Setting, PartnerSettings])
+def test_what_is_unstructured_can_be_structured_without_json(converter, kind):
+    bodies = {
+        Quotas: QUOTAS,
+        Survey: inventories.survey(),
+        Invite: INVITE,
+        RecontactMembers: {"MaxResults": 1, "HasAdditionalMembers": True, "MemberCodes": ["a"]},
+        Setting: {"Name": "a"},
+        PartnerSettings: [{"Name": "a"}],
+    }
+    record = decode(kind, bodies[kind])
+    assert converter.structure(converter.unstructure(record), kind) == record
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"is_first": "false"}, "expected a boolean, found text"),
+        ({"points": 7.9}, "expected a whole number, found a number with a fraction"),
+        ({"member_code": None}, "expected text, found null"),
+        ({"at": "soon"}, "expected a dateTime"),
+        ({"invites": [{**INVITE, "LOI": "7"}]}, r"\$\[0\]\.LOI: expected a whole number, found text"),
+        ({"quotas": b"[]"}, "expected an object, found an array"),
+        ({"quotas": b"<html>"}, "expected JSON, found HTML"),
+    ],
+)
+def test_classes_of_a_user_are_read_as_strictly(converter, changes, rule):
+    with pytest.raises(ClassValidationError) as caught:
+        converter.structure({**converter.unstructure(CLICK), **changes}, Click)
+    [error] = caught.value.exceptions
+    assert isinstance(error, DecodeError)
+    with pytest.raises(DecodeError, match=rule):
+        raise error
+
+
+def test_a_hook_of_a_user_counts_inside_of_a_record_and_nowhere_else(converter):
+    converter.structure(json.dumps(QUOTAS).encode(), Quotas)  # hooks that exist are made anew
+    converter.register_structure_hook(Price, lambda *_: Price(9.0, 9))
+    converter.register_unstructure_hook(Price, lambda price: f"{price.amount} of {price.currency_id}")
+    for value in (QUOTAS, json.dumps(QUOTAS).encode()):
+        read = converter.structure(value, Quotas)
+        assert {survey.price for survey in read.surveys} == {Price(9.0, 9)}
+    assert converter.unstructure(read)["Surveys"][0]["Price"] == "9.0 of 9"
+    assert make_converter().structure(QUOTAS, Quotas) == decode(Quotas, QUOTAS) == CLICK.quotas
+    assert make_converter() is not make_converter()
+
+
+def test_an_error_of_a_users_hook_gets_the_path(converter):
+    def refuse(*_: object) -> Price:
+        raise ValueError("no price today")
+
+    converter.register_structure_hook(Price, refuse)
+    with pytest.raises(DecodeError, match=r"^\$\.Surveys\[0\]\.Price: no price today$"):
+        converter.structure(QUOTAS, Quotas)
+
+
+def test_an_invite_of_a_call_is_written_as_any_other(converter):
+    async def main() -> Invite:
+        async with doubles.client(doubles.Service(lambda _: INVITE)) as client:
+            return await client.generate_invite("m", 3)
+
+    assert converter.unstructure(anyio.run(main)) == INVITE
