@@ -160,8 +160,8 @@ def make_converter() -> Converter:
     converter.register_structure_hook_factory(lambda cls: cls in RECORDS, _record_hook)
     converter.register_structure_hook_factory(_is_array, _array_hook)
     converter.register_unstructure_hook(datetime, rules.written_date_time)
-    converter.register_unstructure_hook(PartnerSettings, lambda value: converter.unstructure(list(value)))
-    converter.register_unstructure_hook_factory(_is_wire, lambda _: identity)
+    converter.register_unstructure_hook_factory(lambda cls: cls is PartnerSettings, _settings_writer)
+    converter.register_unstructure_hook_func(_is_wire, identity)
     converter.register_unstructure_hook_factory(_is_record, _record_writer)
     return converter
 
@@ -289,6 +289,10 @@ def _settings_hook(_: object, converter: Converter) -> _Hook:
     settings = tuple[Setting, ...]
     read = converter.get_structure_hook(settings)
     return lambda value, _: PartnerSettings(read(value, settings))
+
+
+def _settings_writer(_: object, converter: Converter) -> Callable[[Any], list[Any]]:
+    return lambda settings: [converter.unstructure(each) for each in settings]
 
 
 def _reply_hook(_: object, converter: Converter) -> _Hook:
