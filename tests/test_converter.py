@@ -524,7 +524,8 @@ import sys
 import sampling_async
 from sampling_async.matching import QuotaIndex
 print("cattrs" in sys.modules)
-sampling_async.SamplingClient("https://s.example", panel_guid="00000000-0000-0000-0000-000000000001", api_key="00000000-0000-0000-0000-000000000002")
+guid = "00000000-0000-0000-0000-000000000001"
+sampling_async.SamplingClient("https://s.example", panel_guid=guid, api_key=guid)
 print("cattrs" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

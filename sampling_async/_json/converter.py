@@ -187,13 +187,16 @@ def _gives_up(*_: object) -> None:
 
 def _record_hook(record: type[T], converter: Converter) -> _Hook:
     @cache
-    def generated() -> _Hook:  # on first use: all of them take 15 ms
+    def generated() -> _Hook:
         return _careful_hook(record, converter)
 
+    def careful(value: Any, cls: Any) -> T:
+        # Not generated before it is needed: for all records, that takes 12 ms, and most bodies need none.
+        found: T = generated()(value, cls)
+        return found
+
     is_fast = _are_ours(_within(record) - {record}, converter)
-    return _hook_of(
-        partial(fast.read, record) if is_fast else _gives_up, lambda value, cls: generated()(value, cls)
-    )
+    return _hook_of(partial(fast.read, record) if is_fast else _gives_up, careful)
 
 
 def _careful_hook(record: type[T], converter: Converter) -> _Hook:
