@@ -3,8 +3,8 @@
     python benchmarks/codec.py [--inventory FILE] [--rounds 501]
 
 In each round, every reader reads the same body a few times, in one process, without the garbage collector.
-The numbers are medians of CPU time, and of the rounds' quotients. FILE is the body of a Get Quotas; without one,
-the simulator makes the inventory.
+The numbers are medians of CPU time, and of the quotients in a round. FILE is the body of a Get Quotas; else
+the simulator makes one.
 """
 
 from __future__ import annotations

@@ -524,7 +524,8 @@ import sys
 import sampling_async
 from sampling_async.matching import QuotaIndex
 print("cattrs" in sys.modules)
-sampling_async.SamplingClient("https://s.example", panel_guid="00000000-0000-0000-0000-000000000001", api_key="00000000-0000-0000-0000-000000000002")
+guid = "00000000-0000-0000-0000-000000000001"
+sampling_async.SamplingClient("https://s.example", panel_guid=guid, api_key=guid)
 print("cattrs" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -652,6 +653,18 @@ def test_a_hook_of_a_user_counts_inside_of_a_record_and_nowhere_else(converter):
     assert converter.unstructure(read)["Surveys"][0]["Price"] == "9.0 of 9"
     assert make_converter().structure(QUOTAS, Quotas) == decode(Quotas, QUOTAS) == CLICK.quotas
     assert make_converter() is not make_converter()
+
+
+def test_a_copy_of_a_converter_has_hooks_of_its_own(converter):
+    other = converter.copy()
+    other.register_structure_hook(Price, lambda *_: Price(9.0, 9))
+    other.register_unstructure_hook(Setting, lambda setting: setting.name)
+    body = json.dumps(QUOTAS).encode()
+    assert other.structure(body, Quotas).surveys[0].price == Price(9.0, 9)
+    assert converter.structure(body, Quotas) == CLICK.quotas
+    settings = decode(PartnerSettings, [{"Name": "a"}])
+    assert other.unstructure(settings) == ["a"]
+    assert converter.unstructure(settings)[0]["Name"] == "a"
 
 
 def test_an_error_of_a_users_hook_gets_the_path(converter):

@@ -160,8 +160,8 @@ def make_converter() -> Converter:
     converter.register_structure_hook_factory(lambda cls: cls in RECORDS, _record_hook)
     converter.register_structure_hook_factory(_is_array, _array_hook)
     converter.register_unstructure_hook(datetime, rules.written_date_time)
-    converter.register_unstructure_hook(PartnerSettings, lambda value: converter.unstructure(list(value)))
-    converter.register_unstructure_hook_factory(_is_wire, lambda _: identity)
+    converter.register_unstructure_hook_factory(lambda cls: cls is PartnerSettings, _settings_writer)
+    converter.register_unstructure_hook_func(_is_wire, identity)
     converter.register_unstructure_hook_factory(_is_record, _record_writer)
     return converter
 
@@ -187,13 +187,16 @@ def _gives_up(*_: object) -> None:
 
 def _record_hook(record: type[T], converter: Converter) -> _Hook:
     @cache
-    def generated() -> _Hook:  # on first use: all of them take 15 ms
+    def generated() -> _Hook:
         return _careful_hook(record, converter)
 
+    def careful(value: Any, cls: Any) -> T:
+        # Not generated before it is needed: for all records, that takes 12 ms, and most bodies need none.
+        found: T = generated()(value, cls)
+        return found
+
     is_fast = _are_ours(_within(record) - {record}, converter)
-    return _hook_of(
-        partial(fast.read, record) if is_fast else _gives_up, lambda value, cls: generated()(value, cls)
-    )
+    return _hook_of(partial(fast.read, record) if is_fast else _gives_up, careful)
 
 
 def _careful_hook(record: type[T], converter: Converter) -> _Hook:
@@ -289,6 +292,10 @@ def _settings_hook(_: object, converter: Converter) -> _Hook:
     settings = tuple[Setting, ...]
     read = converter.get_structure_hook(settings)
     return lambda value, _: PartnerSettings(read(value, settings))
+
+
+def _settings_writer(_: object, converter: Converter) -> Callable[[Any], list[Any]]:
+    return lambda settings: [converter.unstructure(each) for each in settings]
 
 
 def _reply_hook(_: object, converter: Converter) -> _Hook:

@@ -328,7 +328,8 @@ def _on_the_wire(hint: Any) -> Any:
         return tuple[_on_the_wire(get_args(hint)[0]), ...]  # type: ignore[misc]
     if get_origin(hint) is types.UnionType:
         return Union[tuple(_on_the_wire(each) for each in get_args(hint))]  # noqa: UP007
-    return {int: Int64, float: Double, datetime: str}.get(hint, hint)
+    scalars: dict[Any, Any] = {int: Int64, float: Double, datetime: str}
+    return scalars.get(hint, hint)
 
 
 @cache
