@@ -35,8 +35,8 @@ _SPREAD: Final = 0.1
 # Seconds within which reports of overload from two kinds have the same cause.
 _AT_ONCE: Final = 2.0
 
-# The longest wait for a rate that is only guessed, in seconds, of a call that somebody waits for. A bulk with a
-# deadline waits for a tenth of what is left, if that is more.
+# The longest gap of a rate that is only guessed, in seconds, for a call that somebody waits for. For a bulk
+# with a deadline, it is a tenth of what is left, if that is more.
 _LONGEST_GUESS: Final = 0.25
 _LONGEST_SHARE: Final = 0.1
 
@@ -45,8 +45,15 @@ _LONGEST_SHARE: Final = 0.1
 _RESERVED: Final = 2
 _RESERVED_SHARE: Final = 4
 
+# A call that somebody waits for, with a deadline, is late in the line after so many seconds, or this share of
+# its time: then the newest go first. It leaves when less time is left than so many times what a call takes, and
+# not before that share: what is known of the service may be long ago.
+_LONG_WAIT: Final = 0.5
+_LONG_SHARE: Final = 0.5
+_UNUSUAL: Final = 2.0
+
 # Seconds after a report of overload in which the service does not count as well.
-_UNWELL: Final = 10.0
+_UNWELL: Final = 3.0
 
 
 class Gate:
@@ -204,7 +211,6 @@ class Gate:
         A call that somebody waits for does not wait long for a rate that is only guessed.
         """
         kind = permit.kind
-        longest = inf
         try:
             # Each wait starts the checks again, since a hold or an outage may have begun meanwhile.
             while not permit.is_withdrawn:
@@ -222,21 +228,18 @@ class Gate:
                     if not self.waiting and self._has_place(kind):
                         self.grant(permit)
                         continue
-                    waiter = self._turns.join(permit.lane, partial(self.grant, permit))
+                    waiter = self._turns.join(permit.lane, partial(self.grant, permit), permit.late_at)
                     self.serve()
                     # If it was this permit's turn, it is held now: then no event and no wait are needed.
                     if not permit.is_held:
                         await self._turn_of(permit, waiter)
-                elif (wait := min(longest, kind.pace.wait(self.clock()))) and not self._is_closed:
-                    if not kind.pace.is_measured and wait > (most := self._longest_guess(permit)):
-                        wait, longest = most, 0.0
+                elif wait := self._begin_or_wait(permit):
                     self._delayed.add(permit)
                     try:
                         await self._interruptible_sleep(wait)
                     finally:
                         self._delayed.discard(permit)
                 else:
-                    kind.pace.begin(self.clock())
                     return
         except BaseException:
             permit.release()
@@ -266,6 +269,7 @@ class Gate:
         if is_next:
             self.grant(permit)
             kind.pace.begin(now)
+            kind.next_to_begin = None
         if kind.has_room or not is_next:  # the limit may have grown
             self.serve()
         return is_next
@@ -287,10 +291,29 @@ class Gate:
         await self._interruptible_sleep(self.held_for(kind) + self._random() * holds.spread)
         return True
 
-    def _longest_guess(self, permit: Permit) -> float:
-        if permit.lane is permit.kind.interactive:
-            return _LONGEST_GUESS
-        return max(_LONGEST_GUESS, _LONGEST_SHARE * permit.remaining)
+    def _begin_or_wait(self, permit: Permit) -> float:
+        """Use the permit's turn by the pace, or return the seconds until then.
+
+        If the turn comes too late for the permit, release it: the turn is for one that can use it.
+        """
+        kind, pace, now = permit.kind, permit.kind.pace, self.clock()
+        wait = 0.0
+        if pace.is_on and not self._is_closed:
+            longest = inf
+            if not pace.is_measured:
+                longest = _LONGEST_GUESS
+                if permit.lane is not kind.interactive:
+                    longest = max(longest, _LONGEST_SHARE * permit.remaining)
+            wait = pace.wait(now, longest)
+        if now + wait >= permit.leaves_at:
+            permit.release()
+            return 0.0
+        if not wait:
+            pace.begin(now)
+            if kind.next_to_begin is permit:
+                kind.next_to_begin = None
+                self.serve()
+        return wait
 
     async def _interruptible_sleep(self, seconds: float) -> None:
         """Sleep, but not longer than until `unhold` or `close`."""
@@ -338,6 +361,8 @@ class Gate:
         permit.among = len(self._held) + 1
         permit.kind.held.add(permit)
         self._held.add(permit)
+        if permit.kind.pace.is_on:
+            permit.kind.next_to_begin = permit
 
     def release(self, permit: Permit) -> None:
         """Take a permit back, and grant it to the next waiter."""
@@ -345,6 +370,8 @@ class Gate:
         self.serve()
 
     def _take_back(self, permit: Permit) -> None:
+        if permit.kind.next_to_begin is permit:
+            permit.kind.next_to_begin = None
         permit.kind.held.discard(permit)
         permit.kind.stale.discard(permit)
         self._held.discard(permit)
@@ -365,7 +392,8 @@ class Gate:
         return sum(permit.lane is permit.kind.interactive for permit in self._held)
 
     def _grant_first(self, lane: Lane) -> None:
-        waiter = lane.leave()
+        first = lane.first()
+        waiter = lane.leave(is_late=first.late_at < inf and self.clock() >= first.late_at)
         waiter.grant()
         waiter.wake()
 
@@ -386,6 +414,8 @@ class Permit:
         kind: The state of the kind of work that it is for.
         generation: The generation of that kind's limit when the permit was granted.
         among: The number of permits held at that moment, this one included.
+        late_at: When it has been in the line for long; see `FairQueue`.
+        leaves_at: When it leaves the line, because too little time is left.
         waiter: Its place in the queue, while a task waits there.
         is_withdrawn: Whether the permit was withdrawn.
     """
@@ -398,6 +428,8 @@ class Permit:
         "is_withdrawn",
         "kind",
         "lane",
+        "late_at",
+        "leaves_at",
         "waiter",
     )
 
@@ -408,6 +440,7 @@ class Permit:
         self.kind = gate.kind(lane.kind)
         self.generation = 0
         self.among = 0
+        self.late_at = self.leaves_at = inf
         self.waiter: Waiter | None = None
         self.is_withdrawn = False
 
@@ -429,9 +462,16 @@ class Permit:
     async def acquire(self) -> bool:
         """Wait until the permit is granted; return False if the deadline passes first, or it is withdrawn.
 
-        If the permit is held already, return at once. If a hold outlasts the deadline, do not wait for it.
+        If the permit is held already, return at once. If a hold ends, or its turn by the pace comes, too late
+        for the deadline, do not wait. A call that somebody waits for leaves while just enough time is left.
         """
         remaining, until_closed = self.remaining, self.lane.until_closed
+        if remaining < inf:
+            now = self._gate.clock()
+            if self.lane is self.kind.interactive:
+                self.late_at = now + min(_LONG_WAIT, _LONG_SHARE * remaining)
+                remaining -= min(_UNUSUAL * self.kind.usual, _LONG_SHARE * remaining)
+            self.leaves_at = now + remaining
         if not self.is_held and until_closed is not None and self.held_for < remaining:
             with until_closed(remaining):
                 await self._gate.acquire(self)
