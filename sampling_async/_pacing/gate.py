@@ -1,4 +1,4 @@
-"""One limit for all attempts of a client, shared fairly. Depends on anyio and knows nothing of surveys.
+"""One semaphore for all attempts of a client, shared fairly. Depends on anyio and knows nothing of surveys.
 
 A `Gate` is the limit. Attempts belong to kinds, one for each endpoint. A kind has its own limit below that of
 the gate, and its own holds: if one kind is refused or slow, the others go on. A `Permit` lets one attempt run:
@@ -35,29 +35,20 @@ _SPREAD: Final = 0.1
 # Seconds within which reports of overload from two kinds have the same cause.
 _AT_ONCE: Final = 2.0
 
-# The longest gap of a rate that is only guessed, in seconds, for a call that somebody waits for. For a bulk
-# with a deadline, it is a tenth of what is left, if that is more.
-_LONGEST_GUESS: Final = 0.25
-_LONGEST_SHARE: Final = 0.1
-
 # Calls that somebody waits for may go beyond the maximum while the service is well: by two at most, and by a
 # quarter of a small maximum. Then they need not wait for another request while a fan-out has all places.
 _RESERVED: Final = 2
 _RESERVED_SHARE: Final = 4
-
-# A call that somebody waits for, with a deadline, is late in the line after so many seconds, or this share of
-# its time: then the newest go first. It leaves when less time is left than so many times what a call takes, and
-# not before that share: what is known of the service may be long ago.
-_LONG_WAIT: Final = 0.5
-_LONG_SHARE: Final = 0.5
-_UNUSUAL: Final = 2.0
 
 # Seconds after a report of overload in which the service does not count as well.
 _UNWELL: Final = 3.0
 
 
 class Gate:
-    """A fair limit on the number of attempts that run at once. It adapts, and a hold shuts it for a while.
+    """A semaphore for all calls of a client, whose size adapts.
+
+    It is fair, and a hold shuts it for a while. It decides who is next. The limit says how many may run, the
+    pace when the next may begin, the outage whether anybody may, and a deadline when its caller leaves.
 
     Attributes:
         maximum: The number of attempts that may run, all kinds together; see `_RESERVED`.
@@ -110,10 +101,9 @@ class Gate:
 
     def kind(self, name: str) -> WorkKind:
         """Return the state of a kind of work."""
-        kind = self._kinds.get(name)
-        if kind is None:
-            kind = self._kinds[name] = WorkKind(name, self.maximum)
-        return kind
+        if name not in self._kinds:
+            self._kinds[name] = WorkKind(name, self.maximum)
+        return self._kinds[name]
 
     def held_for(self, kind: WorkKind | None = None) -> float:
         """Return the seconds until the hold of a kind ends; without a kind, the longest of all holds."""
@@ -208,7 +198,6 @@ class Gate:
 
         The permit is not held during a hold or an outage. If an outage lasts longer than the patience of the
         permit's lane, or may end too late for its deadline, or if the permit is withdrawn, return without it.
-        A call that somebody waits for does not wait long for a rate that is only guessed.
         """
         kind = permit.kind
         try:
@@ -234,11 +223,7 @@ class Gate:
                     if not permit.is_held:
                         await self._turn_of(permit, waiter)
                 elif wait := self._begin_or_wait(permit):
-                    self._delayed.add(permit)
-                    try:
-                        await self._interruptible_sleep(wait)
-                    finally:
-                        self._delayed.discard(permit)
+                    await self._interruptible_sleep(wait, permit)
                 else:
                     return
         except BaseException:
@@ -288,40 +273,34 @@ class Gate:
             lane.since = min(lane.since, now)
             return await self._outage.over(lane.patience, lane.since, deadline=now + permit.remaining)
         holds = kind if kind.held_until > self._all.held_until else self._all
-        await self._interruptible_sleep(self.held_for(kind) + self._random() * holds.spread)
+        await self._interruptible_sleep(self.held_for(kind) + self._random() * holds.spread, permit)
         return True
 
     def _begin_or_wait(self, permit: Permit) -> float:
-        """Use the permit's turn by the pace, or return the seconds until then.
-
-        If the turn comes too late for the permit, release it: the turn is for one that can use it.
-        """
-        kind, pace, now = permit.kind, permit.kind.pace, self.clock()
+        """Use a permit's turn by the pace, or return the seconds until then. Release it if that is too late."""
+        kind, now = permit.kind, self.clock()
         wait = 0.0
-        if pace.is_on and not self._is_closed:
-            longest = inf
-            if not pace.is_measured:
-                longest = _LONGEST_GUESS
-                if permit.lane is not kind.interactive:
-                    longest = max(longest, _LONGEST_SHARE * permit.remaining)
-            wait = pace.wait(now, longest)
+        if kind.pace.is_on and not self._is_closed:
+            wait = kind.until_turn(now, permit.lane, permit.remaining, is_held=True)
         if now + wait >= permit.leaves_at:
             permit.release()
             return 0.0
         if not wait:
-            pace.begin(now)
+            kind.pace.begin(now)
             if kind.next_to_begin is permit:
                 kind.next_to_begin = None
                 self.serve()
         return wait
 
-    async def _interruptible_sleep(self, seconds: float) -> None:
-        """Sleep, but not longer than until `unhold` or `close`."""
+    async def _interruptible_sleep(self, seconds: float, permit: Permit) -> None:
+        """Let a permit wait, but not longer than until `unhold` or `close`."""
         with anyio.CancelScope() as scope:
             self._held_back.add(scope)
+            self._delayed.add(permit)
             try:
                 await self._sleep(seconds)
             finally:
+                self._delayed.discard(permit)
                 self._held_back.discard(scope)
 
     def _note_outage(self) -> None:
@@ -466,21 +445,26 @@ class Permit:
         for the deadline, do not wait. A call that somebody waits for leaves while just enough time is left.
         """
         remaining, until_closed = self.remaining, self.lane.until_closed
+        if self.is_held:
+            return remaining > 0
         if remaining < inf:
             now = self._gate.clock()
+            turn = self.kind.until_turn(now, self.lane, remaining)
             if self.lane is self.kind.interactive:
-                self.late_at = now + min(_LONG_WAIT, _LONG_SHARE * remaining)
-                remaining -= min(_UNUSUAL * self.kind.usual, _LONG_SHARE * remaining)
+                long, remaining = self.kind.times_in_line(remaining)
+                self.late_at = now + long
             self.leaves_at = now + remaining
-        if not self.is_held and until_closed is not None and self.held_for < remaining:
+            if max(turn, self.held_for) >= remaining:
+                return False
+        if until_closed is not None:
             with until_closed(remaining):
                 await self._gate.acquire(self)
-        elif not self.is_held and remaining == inf:
+        elif remaining == inf:
             await self._gate.acquire(self)
-        elif not self.is_held and self.held_for < remaining:
+        else:
             with anyio.move_on_after(remaining):
                 await self._gate.acquire(self)
-        return self.is_held and remaining > 0
+        return self.is_held
 
     def renew(self) -> bool:
         """Release the permit after an attempt, and return whether it is granted for another one at once."""

@@ -121,6 +121,11 @@ class Pace:
         return min(self._climb, self._known_rate)
 
     @property
+    def gap(self) -> float:
+        """The seconds from the beginning of one attempt to that of the next."""
+        return max(self._pause, 1 / self.rate)
+
+    @property
     def _known_rate(self) -> float:
         if self._rate == inf or self._unpaced is not None:
             return inf
@@ -160,7 +165,7 @@ class Pace:
                 self._unpaced = _Unpaced(self._stretches, now)
         self._refused_at = self._latest_at = now
         self._is_resumed, self._climb, self.is_on = False, inf, self._unpaced is None
-        self._next_at = max(self._next_at, now + max(self._pause, 1 / self.rate)) if self.is_on else now
+        self._next_at = max(self._next_at, now + self.gap) if self.is_on else now
 
     def _set_rate(self, now: float) -> None:
         """Measure the rate of what was let through since the latest refusal, or guess it."""
@@ -239,7 +244,7 @@ class Pace:
             climb = _CLIMB_FROM * 2**doublings
             self._climb = climb if climb < self._known_rate else inf
         if self.is_on:
-            gap = max(self._pause, 1 / self.rate)
+            gap = self.gap
             # The next attempt may begin one gap after this one was due. If this one is much later than due, the
             # gap counts from now: time without attempts does not allow a burst later. Only the lateness of the
             # timer is made up for, at most 2 ms or a tenth of the gap, or the rate would always be too low.

@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 # Permits granted to interactive lanes in a row while other lanes wait: the tenth goes to another lane.
 _MOST_IN_A_ROW: Final = 9
 
+# The longest gap of a rate that is only guessed, in seconds, for a call that somebody waits for. For a bulk
+# with a deadline, it is a tenth of what is left, if that is more.
+_LONGEST_GUESS: Final = 0.25
+_LONGEST_SHARE: Final = 0.1
+
+# A call that somebody waits for, with a deadline, is late in the line after so many seconds, or this share of
+# its time: then the newest go first. It leaves when less time is left than so many times what a call takes, and
+# not before that share: what is known of the service may be long ago.
+_LONG_WAIT: Final = 0.5
+_LONG_SHARE: Final = 0.5
+_UNUSUAL: Final = 2.0
+
 _LATEST: Final = 0.1  # the weight of the latest time in the moving average
 
 
@@ -114,6 +126,22 @@ class WorkKind:
 
     def took(self, seconds: float) -> None:
         self.usual += _LATEST * (seconds - self.usual) if self.usual else seconds
+
+    def times_in_line(self, left: float) -> tuple[float, float]:
+        """Return after how many seconds a call is late in the line, and after how many it leaves."""
+        return min(_LONG_WAIT, _LONG_SHARE * left), left - min(_UNUSUAL * self.usual, _LONG_SHARE * left)
+
+    def until_turn(self, now: float, lane: Lane, remaining: float, *, is_held: bool = False) -> float:
+        """Return the seconds until a permit's turn by the pace: soon, if the rate is only guessed."""
+        pace, longest = self.pace, inf
+        if not pace.is_on:
+            return 0.0
+        if not pace.is_measured:
+            longest = _LONGEST_GUESS
+            if lane is not self.interactive:
+                longest = max(longest, _LONGEST_SHARE * remaining)
+        is_second = self.next_to_begin is not None and not is_held
+        return pace.wait(now, longest) + (min(longest, pace.gap) if is_second else 0.0)
 
     @property
     def has_room(self) -> bool:

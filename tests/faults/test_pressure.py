@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import anyio
@@ -9,7 +10,7 @@ import httpx
 import pytest
 from fault_server import Request, right_document
 from kit import client_of
-from virtual_time import run
+from virtual_time import ModelGateway, run
 
 from sampling_async import InviteRequest, OutagePolicy, SamplingClient, SamplingError, TransportTimeoutError
 
@@ -100,6 +101,50 @@ class Clicks:
 
 def per_second(moments: list[float], since: float, until: float) -> float:
     return sum(since <= at < until for at in moments) / (until - since)
+
+
+def longest_pause(moments: list[float]) -> float:
+    return max(later - earlier for earlier, later in pairwise(moments))
+
+
+@BACKENDS
+@pytest.mark.parametrize("deadline", [0.15, 0.3, 2.0, 30.0])
+def test_in_a_storm_somebody_always_probes_and_not_more_than_some_times_a_second(backend, deadline):
+    service = Stormy((5.0, 15.0))
+
+    async def main() -> Clicks:
+        async with simulated(service) as client:
+            clicks = Clicks(client, rate=20, seconds=25, deadline=deadline)
+            await clicks.run()
+        return clicks
+
+    clicks = run(main, backend=backend)
+    assert longest_pause(service.begun) <= 1
+    assert len(service.refused) <= 50
+    assert clicks.served(15 + 3) == 1
+
+
+@BACKENDS
+def test_a_caller_whose_turn_is_too_late_is_told_so_at_once_and_the_turns_go_to_others(backend):
+    """Two requests a second are allowed; half of the callers cannot wait for their turn."""
+    service = ModelGateway(Stormy(), Random(1), rate=2, burst=1)
+
+    async def main() -> tuple[Clicks, Clicks]:
+        async with simulated(service) as client, anyio.create_task_group() as tasks:
+            hasty = Clicks(client, rate=4, seconds=60, deadline=0.2)
+            patient = Clicks(client, rate=1, seconds=60, deadline=10)
+            tasks.start_soon(hasty.run)
+            tasks.start_soon(patient.run)
+        return hasty, patient
+
+    hasty, patient = run(main, backend=backend)
+    assert patient.served(10) > 0.3
+    late = [(end - came, error) for came, end, error in hasty.ended if isinstance(error, TransportTimeoutError)]
+    assert len(late) > 60
+    assert {error.delivery for _, error in late} == {"not_sent"}
+    assert {"the line is longer than the deadline" in str(error) for _, error in late} == {True}
+    assert sum(seconds == 0 for seconds, _ in late) > len(late) / 3
+    assert len(service.accepted) > 0.8 * 2 * 60
 
 
 @BACKENDS
