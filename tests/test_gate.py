@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import anyio
@@ -433,7 +434,7 @@ async def test_a_hold_that_outlasts_the_deadline_is_not_waited_for():
     time = doubles.FakeTime()
     shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
     shut.hold(5)
-    for until, is_granted in ((5.0, False), (5.5, True)):
+    for until, is_granted in ((5.0, False), (5.5, False), (5.6, True)):
         permit = Permit(shut, Lane("work"), until=until)
         assert await permit.acquire() is is_granted
         permit.release()
@@ -699,13 +700,13 @@ async def test_each_attempt_waits_for_the_pace_of_its_kind_however_its_permit_wa
     other.release()
 
 
-GUESSED = 1 / (10 * 0.3**3)
+GUESSED = 1.0
 
 
 def guessed(shut: Gate) -> WorkKind:
-    """Return a kind whose rate is guessed as one in 3.7 seconds, after four refusals."""
+    """Return a kind whose rate is guessed as one in a second, after refusals and nothing else."""
     kind = shut.kind("work")
-    for _ in range(4):
+    for _ in range(6):
         kind.pace.refused(0.0)
     assert kind.pace.wait(0.0) == pytest.approx(GUESSED)
     return kind
@@ -723,7 +724,7 @@ async def test_a_call_that_somebody_waits_for_waits_a_quarter_second_for_a_guess
         permit.release()
 
 
-@pytest.mark.parametrize(("deadline", "waits"), [(1.0, 0.25), (2.5, 0.25), (20.0, 2.0), (3600.0, GUESSED)])
+@pytest.mark.parametrize(("deadline", "waits"), [(1.0, 0.25), (2.5, 0.25), (8.0, 0.8), (3600.0, GUESSED)])
 async def test_a_bulk_waits_for_a_guessed_rate_as_its_deadline_allows(deadline, waits):
     time = doubles.FakeTime()
     shut = fixed(2, time)
@@ -738,11 +739,101 @@ async def test_a_call_that_somebody_waits_for_heeds_a_measured_rate():
     time = doubles.FakeTime()
     shut = fixed(2, time)
     kind = guessed(shut)
-    kind.pace._is_measured = True
+    kind.pace._is_measured, kind.pace._pause = True, 0.0
     permit = Permit(shut, kind.interactive)
     assert await permit.acquire()
     assert time.slept == [pytest.approx(GUESSED)]
     permit.release()
+
+
+async def test_a_permit_whose_turn_by_the_pace_is_too_late_is_refused_at_once_and_uses_no_turn():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    pace = guessed(shut).pace
+    pace._is_measured, pace._pause, pace._next_at = True, 0.0, 5.0
+    for until in (2.0, 5.0):
+        assert not await Permit(shut, Lane("work"), until=until).acquire()
+    assert (time.slept, shut.running, pace.wait(0.0)) == ([], 0, 5.0)
+    assert await Permit(shut, Lane("work"), until=5.1).acquire()
+    assert time.slept == [5.0]
+
+
+async def test_only_one_of_a_kind_waits_for_its_turn_and_leaves_it_to_the_next_if_it_gives_up():
+    shut = doubles.gate(8)
+    shut._sleep = anyio.sleep
+    pace = guessed(shut).pace
+    pace._is_measured, pace._pause, pace._next_at = True, 0.0, shut.clock() + 1000.0
+    permits = [Permit(shut, Lane("work")) for _ in range(4)]
+    scopes = [anyio.CancelScope() for _ in permits]
+
+    async def acquire(permit: Permit, scope: anyio.CancelScope) -> None:
+        with scope:
+            await permit.acquire()
+
+    async with anyio.create_task_group() as tasks:
+        for permit, scope in zip(permits, scopes, strict=True):
+            tasks.start_soon(acquire, permit, scope)
+            await wait_all_tasks_blocked()
+        assert [permit.is_held for permit in permits] == [True, False, False, False]
+        assert await Permit(shut, Lane("other")).acquire()  # the others leave the places to it
+        scopes[0].cancel()
+        await wait_all_tasks_blocked()
+        assert [permit.is_held for permit in permits] == [False, True, False, False]
+        pace._next_at = 0.0
+        shut.unhold()
+        await wait_all_tasks_blocked()
+        assert sum(permit.is_held for permit in permits) == 2  # it began, and the next one waits for its turn
+        tasks.cancel_scope.cancel()
+
+
+async def order_of(deadlines: list[float], *, waited: float) -> list[int]:
+    """Let calls with deadlines join one after the other; return in which order they are served after a time."""
+    time = doubles.FakeTime()
+    shut, order = fixed(1, time), []
+    holder = Permit(shut, Lane("other"))
+    await holder.acquire()
+
+    async def use(number: int, until: float) -> None:
+        permit = Permit(shut, shut.kind("work").interactive, until)
+        if await permit.acquire():
+            order.append(number)
+        permit.release()
+
+    async with anyio.create_task_group() as tasks:
+        for number, until in enumerate(deadlines):
+            tasks.start_soon(use, number, until)
+            await wait_all_tasks_blocked()
+        time.now = waited
+        holder.release()
+    return order
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "waited", "order"),
+    [
+        ([9.0] * 4, 0.4, [0, 1, 2, 3]),
+        ([9.0] * 4, 0.5, [3, 2, 1, 0]),
+        ([900.0, 9.0], 0.5, [1, 0]),
+        ([0.2] * 4, 0.09, [0, 1, 2, 3]),
+        ([0.2] * 4, 0.1, [3, 2, 1, 0]),
+        ([math.inf] * 4, 60.0, [0, 1, 2, 3]),  # those without a deadline keep their places
+        ([math.inf, 9.0, 9.0], 0.5, [0, 2, 1]),
+    ],
+)
+async def test_the_newest_goes_first_once_the_first_has_waited_for_long(deadlines, waited, order):
+    assert await order_of(deadlines, waited=waited) == order
+
+
+async def test_a_call_leaves_the_line_when_twice_its_usual_time_is_left():
+    time = doubles.FakeTime()
+    shut = fixed(1, time)
+    shut.kind("work").took(0.5)
+    lane = shut.kind("work").interactive
+    for until, leaves in ((10.0, 9.0), (2.0, 1.0), (1.0, 0.5), (math.inf, math.inf)):
+        permit = Permit(shut, lane, until)
+        await permit.acquire()
+        assert permit.leaves_at == leaves
+        permit.release()
 
 
 async def test_a_closed_gate_waits_for_no_pace():

@@ -82,8 +82,8 @@ class Feedback:
             sketch = self.latency[call.endpoint] = Sketch()
         sketch.add(now - began, now)
         self._outage.answered(now)
-        permit.kind.pace.answered(now)
         limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
+        permit.kind.pace.answered(now, is_news=generation == limit.generation)
         if call.endpoint == "bulk_invite":
             limit.answered_in(
                 now - began,
@@ -95,6 +95,7 @@ class Feedback:
             )
         else:
             limit.answered(generation, running)
+            permit.kind.took(now - began)
 
     def _record_failure(
         self, call: Call[Any], permit: Permit, error: SamplingError, began: float, now: float

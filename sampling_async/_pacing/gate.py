@@ -1,4 +1,4 @@
-"""One limit for all attempts of a client, shared fairly. Depends on anyio and knows nothing of surveys.
+"""One semaphore for all attempts of a client, shared fairly. Depends on anyio and knows nothing of surveys.
 
 A `Gate` is the limit. Attempts belong to kinds, one for each endpoint. A kind has its own limit below that of
 the gate, and its own holds: if one kind is refused or slow, the others go on. A `Permit` lets one attempt run:
@@ -35,22 +35,20 @@ _SPREAD: Final = 0.1
 # Seconds within which reports of overload from two kinds have the same cause.
 _AT_ONCE: Final = 2.0
 
-# The longest wait for a rate that is only guessed, in seconds, of a call that somebody waits for. A bulk with a
-# deadline waits for a tenth of what is left, if that is more.
-_LONGEST_GUESS: Final = 0.25
-_LONGEST_SHARE: Final = 0.1
-
 # Calls that somebody waits for may go beyond the maximum while the service is well: by two at most, and by a
 # quarter of a small maximum. Then they need not wait for another request while a fan-out has all places.
 _RESERVED: Final = 2
 _RESERVED_SHARE: Final = 4
 
 # Seconds after a report of overload in which the service does not count as well.
-_UNWELL: Final = 10.0
+_UNWELL: Final = 3.0
 
 
 class Gate:
-    """A fair limit on the number of attempts that run at once. It adapts, and a hold shuts it for a while.
+    """A semaphore for all calls of a client, whose size adapts.
+
+    It is fair, and a hold shuts it for a while. It decides who is next. The limit says how many may run, the
+    pace when the next may begin, the outage whether anybody may, and a deadline when its caller leaves.
 
     Attributes:
         maximum: The number of attempts that may run, all kinds together; see `_RESERVED`.
@@ -103,10 +101,9 @@ class Gate:
 
     def kind(self, name: str) -> WorkKind:
         """Return the state of a kind of work."""
-        kind = self._kinds.get(name)
-        if kind is None:
-            kind = self._kinds[name] = WorkKind(name, self.maximum)
-        return kind
+        if name not in self._kinds:
+            self._kinds[name] = WorkKind(name, self.maximum)
+        return self._kinds[name]
 
     def held_for(self, kind: WorkKind | None = None) -> float:
         """Return the seconds until the hold of a kind ends; without a kind, the longest of all holds."""
@@ -201,10 +198,8 @@ class Gate:
 
         The permit is not held during a hold or an outage. If an outage lasts longer than the patience of the
         permit's lane, or may end too late for its deadline, or if the permit is withdrawn, return without it.
-        A call that somebody waits for does not wait long for a rate that is only guessed.
         """
         kind = permit.kind
-        longest = inf
         try:
             # Each wait starts the checks again, since a hold or an outage may have begun meanwhile.
             while not permit.is_withdrawn:
@@ -222,21 +217,14 @@ class Gate:
                     if not self.waiting and self._has_place(kind):
                         self.grant(permit)
                         continue
-                    waiter = self._turns.join(permit.lane, partial(self.grant, permit))
+                    waiter = self._turns.join(permit.lane, partial(self.grant, permit), permit.late_at)
                     self.serve()
                     # If it was this permit's turn, it is held now: then no event and no wait are needed.
                     if not permit.is_held:
                         await self._turn_of(permit, waiter)
-                elif (wait := min(longest, kind.pace.wait(self.clock()))) and not self._is_closed:
-                    if not kind.pace.is_measured and wait > (most := self._longest_guess(permit)):
-                        wait, longest = most, 0.0
-                    self._delayed.add(permit)
-                    try:
-                        await self._interruptible_sleep(wait)
-                    finally:
-                        self._delayed.discard(permit)
+                elif wait := self._begin_or_wait(permit):
+                    await self._interruptible_sleep(wait, permit)
                 else:
-                    kind.pace.begin(self.clock())
                     return
         except BaseException:
             permit.release()
@@ -266,6 +254,7 @@ class Gate:
         if is_next:
             self.grant(permit)
             kind.pace.begin(now)
+            kind.next_to_begin = None
         if kind.has_room or not is_next:  # the limit may have grown
             self.serve()
         return is_next
@@ -284,21 +273,34 @@ class Gate:
             lane.since = min(lane.since, now)
             return await self._outage.over(lane.patience, lane.since, deadline=now + permit.remaining)
         holds = kind if kind.held_until > self._all.held_until else self._all
-        await self._interruptible_sleep(self.held_for(kind) + self._random() * holds.spread)
+        await self._interruptible_sleep(self.held_for(kind) + self._random() * holds.spread, permit)
         return True
 
-    def _longest_guess(self, permit: Permit) -> float:
-        if permit.lane is permit.kind.interactive:
-            return _LONGEST_GUESS
-        return max(_LONGEST_GUESS, _LONGEST_SHARE * permit.remaining)
+    def _begin_or_wait(self, permit: Permit) -> float:
+        """Use a permit's turn by the pace, or return the seconds until then. Release it if that is too late."""
+        kind, now = permit.kind, self.clock()
+        wait = 0.0
+        if kind.pace.is_on and not self._is_closed:
+            wait = kind.until_turn(now, permit.lane, permit.remaining, is_held=True)
+        if now + wait >= permit.leaves_at:
+            permit.release()
+            return 0.0
+        if not wait:
+            kind.pace.begin(now)
+            if kind.next_to_begin is permit:
+                kind.next_to_begin = None
+                self.serve()
+        return wait
 
-    async def _interruptible_sleep(self, seconds: float) -> None:
-        """Sleep, but not longer than until `unhold` or `close`."""
+    async def _interruptible_sleep(self, seconds: float, permit: Permit) -> None:
+        """Let a permit wait, but not longer than until `unhold` or `close`."""
         with anyio.CancelScope() as scope:
             self._held_back.add(scope)
+            self._delayed.add(permit)
             try:
                 await self._sleep(seconds)
             finally:
+                self._delayed.discard(permit)
                 self._held_back.discard(scope)
 
     def _note_outage(self) -> None:
@@ -338,6 +340,8 @@ class Gate:
         permit.among = len(self._held) + 1
         permit.kind.held.add(permit)
         self._held.add(permit)
+        if permit.kind.pace.is_on:
+            permit.kind.next_to_begin = permit
 
     def release(self, permit: Permit) -> None:
         """Take a permit back, and grant it to the next waiter."""
@@ -345,6 +349,8 @@ class Gate:
         self.serve()
 
     def _take_back(self, permit: Permit) -> None:
+        if permit.kind.next_to_begin is permit:
+            permit.kind.next_to_begin = None
         permit.kind.held.discard(permit)
         permit.kind.stale.discard(permit)
         self._held.discard(permit)
@@ -365,7 +371,8 @@ class Gate:
         return sum(permit.lane is permit.kind.interactive for permit in self._held)
 
     def _grant_first(self, lane: Lane) -> None:
-        waiter = lane.leave()
+        first = lane.first()
+        waiter = lane.leave(is_late=first.late_at < inf and self.clock() >= first.late_at)
         waiter.grant()
         waiter.wake()
 
@@ -386,6 +393,8 @@ class Permit:
         kind: The state of the kind of work that it is for.
         generation: The generation of that kind's limit when the permit was granted.
         among: The number of permits held at that moment, this one included.
+        late_at: When it has been in the line for long; see `FairQueue`.
+        leaves_at: When it leaves the line, because too little time is left.
         waiter: Its place in the queue, while a task waits there.
         is_withdrawn: Whether the permit was withdrawn.
     """
@@ -398,6 +407,8 @@ class Permit:
         "is_withdrawn",
         "kind",
         "lane",
+        "late_at",
+        "leaves_at",
         "waiter",
     )
 
@@ -408,6 +419,7 @@ class Permit:
         self.kind = gate.kind(lane.kind)
         self.generation = 0
         self.among = 0
+        self.late_at = self.leaves_at = inf
         self.waiter: Waiter | None = None
         self.is_withdrawn = False
 
@@ -429,18 +441,30 @@ class Permit:
     async def acquire(self) -> bool:
         """Wait until the permit is granted; return False if the deadline passes first, or it is withdrawn.
 
-        If the permit is held already, return at once. If a hold outlasts the deadline, do not wait for it.
+        If the permit is held already, return at once. If a hold ends, or its turn by the pace comes, too late
+        for the deadline, do not wait. A call that somebody waits for leaves while just enough time is left.
         """
         remaining, until_closed = self.remaining, self.lane.until_closed
-        if not self.is_held and until_closed is not None and self.held_for < remaining:
+        if self.is_held:
+            return remaining > 0
+        if remaining < inf:
+            now = self._gate.clock()
+            turn = self.kind.until_turn(now, self.lane, remaining)
+            if self.lane is self.kind.interactive:
+                long, remaining = self.kind.times_in_line(remaining)
+                self.late_at = now + long
+            self.leaves_at = now + remaining
+            if max(turn, self.held_for) >= remaining:
+                return False
+        if until_closed is not None:
             with until_closed(remaining):
                 await self._gate.acquire(self)
-        elif not self.is_held and remaining == inf:
+        elif remaining == inf:
             await self._gate.acquire(self)
-        elif not self.is_held and self.held_for < remaining:
+        else:
             with anyio.move_on_after(remaining):
                 await self._gate.acquire(self)
-        return self.is_held and remaining > 0
+        return self.is_held
 
     def renew(self) -> bool:
         """Release the permit after an attempt, and return whether it is granted for another one at once."""

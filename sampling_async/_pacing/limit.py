@@ -38,6 +38,14 @@ _REGAINED_COST: Final = 3.0
 _DOUBLED_COST: Final = 60.0
 _UNSURE: Final = 6.0  # the first measurement is rough, so the limit is tried sooner
 
+# A storm: several refusals, and nothing accepted in between. It says nothing of the rate. The pause before the
+# next attempt doubles, in seconds. After it, the rate begins here and doubles with time up to that of before.
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 1.0
+_CLIMB_FROM: Final = 4.0
+_CLIMB_DOUBLED_IN: Final = 0.25
+_MOST_DOUBLINGS: Final = 64.0
+
 # When it is tried without a rate: after so many refusals, if the rate fell to this share of the highest.
 _REFUSALS: Final = 5
 _FALLEN: Final = 0.9
@@ -68,9 +76,16 @@ class Pace:
     one node of several may refuse everything. Then a lower rate does not lead to more accepted attempts between
     two refusals. So if the rate has fallen, attempts run without a rate on trial, for as long as about as many
     are accepted between two refusals as before.
+
+    In a storm, all are refused at whatever rate. Then the rate stays known, and each attempt is a probe. After
+    the first that is accepted, time alone raises the rate to what it was, however few attempts there are.
+
+    Attributes:
+        is_on: Whether there is a rate.
     """
 
     def __init__(self) -> None:
+        self.is_on = False
         self._rate = inf  # a second, at the latest refusal: measured or guessed
         self._is_measured = False
         self._is_sure = False  # whether it was measured again with a measured one
@@ -81,6 +96,10 @@ class Pace:
         self._cost = 0.0  # the attempts that the latest refusal cost, because the service asked to wait
         self._accepted_at: deque[float] = deque(maxlen=_ENOUGH)
         self._next_at = -inf
+        self._latest_at = -inf  # when the latest attempt began, or was refused
+        self._in_a_row = 0  # refusals since the latest accepted attempt
+        self._pause = 0.0  # seconds between two attempts in a storm; 0 if there is none
+        self._climb, self._climbs_since = inf, -inf  # after a storm: the rate, until it is the known one again
         self._stretches: deque[_Stretch] = deque(maxlen=_MOST_REFUSALS)  # the latest, since the latest trial
         self._highest = 0.0  # the highest rate since then
         self._needed = _REFUSALS
@@ -88,15 +107,26 @@ class Pace:
 
     @property
     def is_measured(self) -> bool:
-        return self._is_measured and self._unpaced is None
+        return self._is_measured and self._unpaced is None and not self._pause and self._climb == inf
 
     @property
     def spares_limit(self) -> bool:
         """Whether the number of attempts at once is not the cause of refusals: the rate is, or chance."""
-        return self._is_measured if self._unpaced is None else self._unpaced.is_rare
+        if self._unpaced is not None:
+            return self._unpaced.is_rare
+        return self._is_measured or self._pause > 0
 
     @property
     def rate(self) -> float:
+        return min(self._climb, self._known_rate)
+
+    @property
+    def gap(self) -> float:
+        """The seconds from the beginning of one attempt to that of the next."""
+        return max(self._pause, 1 / self.rate)
+
+    @property
+    def _known_rate(self) -> float:
         if self._rate == inf or self._unpaced is not None:
             return inf
         accepted = self._stretch.accepted if self._is_resumed else 0
@@ -124,21 +154,25 @@ class Pace:
         self._stretch.refused += 1
         if not is_news:
             return
-        if self._unpaced is None or not self._unpaced.goes_on(self._stretch, now):
+        self._in_a_row += 1
+        if self._in_a_row > 1 and self._unpaced is None:
+            self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
+        elif self._unpaced is None or not self._unpaced.goes_on(self._stretch, now):
             self._end_trial(now)
             self._set_rate(now)
             self._stretches.append(self._stretch)
             if self._slowing_does_not_help():
                 self._unpaced = _Unpaced(self._stretches, now)
-        self._refused_at, self._is_resumed = now, False
-        self._next_at = max(self._next_at, now + 1 / self.rate) if self._unpaced is None else now
+        self._refused_at = self._latest_at = now
+        self._is_resumed, self._climb, self.is_on = False, inf, self._unpaced is None
+        self._next_at = max(self._next_at, now + self.gap) if self.is_on else now
 
     def _set_rate(self, now: float) -> None:
         """Measure the rate of what was let through since the latest refusal, or guess it."""
         rate, stretch = self.rate, self._stretch
         if min(stretch.let_through, len(self._accepted_at)) < _ENOUGH:
             # Too few for a measurement: a measured rate falls a little, a guessed one by much.
-            known = rate * (_FIRST_SHARE if self._is_measured else _GUESSED_SHARE)
+            known = self._known_rate * (_FIRST_SHARE if self._is_measured else _GUESSED_SHARE)
             self._rate = known if rate < inf else _FIRST_RATE
         elif self._is_measured:
             # It has hardly changed, so all since the latest refusal count. What the service asked to wait does
@@ -181,15 +215,20 @@ class Pace:
         self._stretches.clear()
         self._highest, self._unpaced = 0.0, None
 
-    def answered(self, now: float) -> None:
+    def answered(self, now: float, *, is_news: bool = True) -> None:
+        """Record an accepted attempt. Only one that began after the latest refusal `is_news` of a storm."""
         self._stretch.accepted += 1
+        self._in_a_row *= not is_news
+        if self._pause and is_news:
+            self._pause, self._climb, self._climbs_since = 0.0, _CLIMB_FROM, now
         self._accepted_at.append(now)
 
     def held(self, until: float) -> None:
         self._held_until = max(self._held_until, until)
 
-    def wait(self, now: float) -> float:
-        wait = self._next_at - now
+    def wait(self, now: float, longest: float = inf) -> float:
+        """Return the seconds until the next attempt may begin, at most `longest` after the latest one."""
+        wait = min(self._next_at, self._latest_at + longest) - now
         return wait if wait > NEXT_TO_NOTHING else 0.0
 
     def begin(self, now: float) -> None:
@@ -199,12 +238,20 @@ class Pace:
             held = max(0.0, min(now, self._held_until) - self._refused_at)
             self._cost = held * self._rate if self._rate < inf else 0.0
         self._stretch.begun += 1
-        if self._rate < inf and self._unpaced is None:
-            gap = 1 / self.rate
+        self._latest_at = now
+        if self._climb < inf:
+            doublings = min(_MOST_DOUBLINGS, (now - self._climbs_since) / _CLIMB_DOUBLED_IN)
+            climb = _CLIMB_FROM * 2**doublings
+            self._climb = climb if climb < self._known_rate else inf
+        if self.is_on:
+            gap = self.gap
             # The next attempt may begin one gap after this one was due. If this one is much later than due, the
             # gap counts from now: time without attempts does not allow a burst later. Only the lateness of the
             # timer is made up for, at most 2 ms or a tenth of the gap, or the rate would always be too low.
-            self._next_at = max(self._next_at, now - min(_TIMER_LATENESS, gap / 10)) + gap
+            # If this one is earlier, because the rate is only guessed, the gap counts from now as well: the
+            # turns of those who did not wait would add up, and outlast the guess.
+            due = min(now, max(self._next_at, now - min(_TIMER_LATENESS, gap / 10)))
+            self._next_at = due + gap
 
 
 class _Stretch:

@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 # Permits granted to interactive lanes in a row while other lanes wait: the tenth goes to another lane.
 _MOST_IN_A_ROW: Final = 9
 
+# The longest gap of a rate that is only guessed, in seconds, for a call that somebody waits for. For a bulk
+# with a deadline, it is a tenth of what is left, if that is more.
+_LONGEST_GUESS: Final = 0.25
+_LONGEST_SHARE: Final = 0.1
+
+# A call that somebody waits for, with a deadline, is late in the line after so many seconds, or this share of
+# its time: then the newest go first. It leaves when less time is left than so many times what a call takes, and
+# not before that share: what is known of the service may be long ago.
+_LONG_WAIT: Final = 0.5
+_LONG_SHARE: Final = 0.5
+_UNUSUAL: Final = 2.0
+
+_LATEST: Final = 0.1  # the weight of the latest time in the moving average
+
 
 class Lane:
     """A queue at a gate for one kind of work. Lanes take turns, so a long queue does not delay a short one.
@@ -58,16 +72,25 @@ class Lane:
     def first(self) -> Waiter:
         return self._waiting[0]
 
-    def leave(self) -> Waiter:
-        return self._waiting.popleft()
+    def leave(self, *, is_late: bool = False) -> Waiter:
+        """Take out the first waiter; if that one is late, the newest."""
+        if not is_late:
+            return self._waiting.popleft()
+        while self._waiting[-1].gave_up:
+            self._waiting.pop()
+        return self._waiting.pop()
 
 
 class Waiter:
-    """A task that waits for a permit. `grant` grants it."""
+    """A task that waits for a permit. `grant` grants it.
 
-    __slots__ = ("came", "gave_up", "grant", "turn_came")
+    At `late_at` it has waited for so long that the newest in its line is served first.
+    """
 
-    def __init__(self, grant: Callable[[], object], came: int) -> None:
+    __slots__ = ("came", "gave_up", "grant", "late_at", "turn_came")
+
+    def __init__(self, grant: Callable[[], object], came: int, late_at: float) -> None:
+        self.late_at = late_at
         self.grant = grant
         self.came = came  # a serial number: lower is earlier
         self.turn_came: OneShotEvent | None = None  # created only if the task has to wait
@@ -85,21 +108,44 @@ class WorkKind:
         self.adaptive = AdaptiveLimit(maximum)
         self.pace = Pace()
         self.held: set[object] = set()  # its permits
+        # Of those, the one that waits for its turn by the pace, and uses no turn if it gives up. Only one may:
+        # the others of this kind stay in the line, and leave the gate's places to other kinds.
+        self.next_to_begin: object = None
         # Of those, the ones granted before the last outage ended. Their attempts may hang for long, which says
         # nothing about the service after the outage, so they do not count in the limit.
         self.stale: set[object] = set()
         self.interactive = Lane(name)  # for calls that a caller waits for
         # a heap of the other lanes with waiters, ordered by turn
         self.lanes: list[tuple[float, int, Lane]] = []
+        self.usual = 0.0  # seconds that a call takes, as a moving average; of a bulk request, see `LatencyLine`
         self.held_until = -inf  # when the latest hold ends
         self.shut = BusyIntervals()  # when waiters waited for the end of a hold or an outage
         self.reported_at = -inf  # when an attempt of this kind last reported overload
         self.lowered_at = -inf  # when the limit was last lowered because other kinds reported overload
         self.spread = 0.0  # seconds after a hold within which its waiters resume
 
+    def took(self, seconds: float) -> None:
+        self.usual += _LATEST * (seconds - self.usual) if self.usual else seconds
+
+    def times_in_line(self, left: float) -> tuple[float, float]:
+        """Return after how many seconds a call is late in the line, and after how many it leaves."""
+        return min(_LONG_WAIT, _LONG_SHARE * left), left - min(_UNUSUAL * self.usual, _LONG_SHARE * left)
+
+    def until_turn(self, now: float, lane: Lane, remaining: float, *, is_held: bool = False) -> float:
+        """Return the seconds until a permit's turn by the pace: soon, if the rate is only guessed."""
+        pace, longest = self.pace, inf
+        if not pace.is_on:
+            return 0.0
+        if not pace.is_measured:
+            longest = _LONGEST_GUESS
+            if lane is not self.interactive:
+                longest = max(longest, _LONGEST_SHARE * remaining)
+        is_second = self.next_to_begin is not None and not is_held
+        return pace.wait(now, longest) + (min(longest, pace.gap) if is_second else 0.0)
+
     @property
     def has_room(self) -> bool:
-        return len(self.held) - len(self.stale) < self.adaptive.limit
+        return self.next_to_begin is None and len(self.held) - len(self.stale) < self.adaptive.limit
 
 
 class FairQueue:
@@ -107,7 +153,9 @@ class FairQueue:
 
     Interactive lanes go first: a waiter there gets the next permit that is released, unless an earlier waiter
     of an interactive lane is before it. If interactive waiters never stop coming, one permit in ten still goes
-    to the other lanes. These take turns by weight. Within a lane, the first to come is the first served.
+    to the other lanes. These take turns by weight. Within a lane, the first to come is the first served. But
+    if the first of an interactive lane has waited for long, there is more work than can be done in time. Then
+    the newest is served, because it has the most time left. Who waits without a deadline keeps its place.
     """
 
     def __init__(self, kinds: Mapping[str, WorkKind]) -> None:
@@ -116,8 +164,8 @@ class FairQueue:
         self._now = 0.0  # the turn of the lane that was served last: the clock of the turns
         self._joined = count()
 
-    def join(self, lane: Lane, grant: Callable[[], object]) -> Waiter:
-        waiter = Waiter(grant, next(self._joined))
+    def join(self, lane: Lane, grant: Callable[[], object], late_at: float = inf) -> Waiter:
+        waiter = Waiter(grant, next(self._joined), late_at)
         lane.join(waiter)
         self._put_in_line(lane)
         return waiter
