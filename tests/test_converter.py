@@ -682,3 +682,26 @@ def test_an_invite_of_a_call_is_written_as_any_other(converter):
             return await client.generate_invite("m", 3)
 
     assert converter.unstructure(anyio.run(main)) == INVITE
+
+
+@attrs.frozen
+class Night:
+    clicks: list[Click]
+
+
+def test_the_path_of_an_error_leads_through_lists_of_a_users_classes():
+    written = make_converter().unstructure(Night([CLICK, CLICK]))
+    written["clicks"][1]["member_code"] = 7
+    with pytest.raises(DecodeError) as caught:
+        from_json(Night, json.dumps(written))
+    assert (caught.value.path, caught.value.rule) == (
+        "$.Clicks[1].MemberCode",
+        "expected text, found a whole number",
+    )
+
+
+@pytest.mark.parametrize("line", [["secret"], [1, "secret", None, None, None, None, None]])
+def test_a_line_of_another_form_is_refused_and_not_shown(converter, line):
+    for value in ([line], json.dumps([line]).encode()):
+        with pytest.raises(DecodeError, match=r"^\$\[0\]: expected OutcomeLine$"):
+            converter.structure(value, list[OutcomeLine])
