@@ -824,6 +824,21 @@ async def test_the_newest_goes_first_once_the_first_has_waited_for_long(deadline
     assert await order_of(deadlines, waited=waited) == order
 
 
+@pytest.mark.parametrize(("seconds", "is_granted"), [(3.0, False), (3.1, True)])
+async def test_soon_after_a_storm_a_call_may_go_beyond_the_maximum_again(seconds, is_granted):
+    time = doubles.FakeTime()
+    shut = fixed(8, time)
+    held = [Permit(shut, Lane("work")) for _ in range(8)]
+    for permit in held:
+        await permit.acquire()
+    shut.overloaded(held[0])
+    time.now = seconds
+    async with anyio.create_task_group() as tasks:
+        call = await waiting_for(shut, shut.kind("settings").interactive, tasks)
+        assert call.is_held is is_granted
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_call_leaves_the_line_when_twice_its_usual_time_is_left():
     time = doubles.FakeTime()
     shut = fixed(1, time)

@@ -97,7 +97,8 @@ class Pace:
         self._accepted_at: deque[float] = deque(maxlen=_ENOUGH)
         self._next_at = -inf
         self._latest_at = -inf  # when the latest attempt began, or was refused
-        self._in_a_row = 0  # refusals since the latest accepted attempt
+        self._in_a_row = 0  # refusals since an attempt was accepted that began after a refusal
+        self._is_dry = False  # whether nothing was accepted since the latest refusal
         self._pause = 0.0  # seconds between two attempts in a storm; 0 if there is none
         self._climb, self._climbs_since = inf, -inf  # after a storm: the rate, until it is the known one again
         self._stretches: deque[_Stretch] = deque(maxlen=_MOST_REFUSALS)  # the latest, since the latest trial
@@ -156,14 +157,17 @@ class Pace:
             return
         self._in_a_row += 1
         if self._in_a_row > 1 and self._unpaced is None:
-            self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
+            # Nothing that began since the latest refusal was accepted, so nothing is known of the rate. It is a
+            # storm if nothing that was under way was accepted either.
+            if self._is_dry:
+                self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
         elif self._unpaced is None or not self._unpaced.goes_on(self._stretch, now):
             self._end_trial(now)
             self._set_rate(now)
             self._stretches.append(self._stretch)
             if self._slowing_does_not_help():
                 self._unpaced = _Unpaced(self._stretches, now)
-        self._refused_at = self._latest_at = now
+        self._refused_at, self._latest_at, self._is_dry = now, now, True
         self._is_resumed, self._climb, self.is_on = False, inf, self._unpaced is None
         self._next_at = max(self._next_at, now + self.gap) if self.is_on else now
 
@@ -218,7 +222,7 @@ class Pace:
     def answered(self, now: float, *, is_news: bool = True) -> None:
         """Record an accepted attempt. Only one that began after the latest refusal `is_news` of a storm."""
         self._stretch.accepted += 1
-        self._in_a_row *= not is_news
+        self._in_a_row, self._is_dry = self._in_a_row * (not is_news), False
         if self._pause and is_news:
             self._pause, self._climb, self._climbs_since = 0.0, _CLIMB_FROM, now
         self._accepted_at.append(now)
