@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cache, partial
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import attrs
 import msgspec
@@ -254,7 +254,7 @@ def _overrides(record: type, converter: Converter) -> dict[str, Any]:
 
 
 def _array_hook(cls: Any, converter: Converter) -> _Hook:
-    item, make = get_args(cls)[0], list if get_origin(cls) is list else tuple
+    item, make = _plain(get_args(cls)[0]), list if get_origin(cls) is list else tuple
     read = converter.get_structure_hook(item)
     is_fast = item not in SCALARS and _are_ours(_within(item), converter)
 
@@ -383,6 +383,7 @@ def _is_wire(cls: Any) -> bool:
 def _is_array(cls: Any) -> bool:
     """Return whether a type is a list, a tuple of any length or a Sequence of what the converter knows."""
     origin, (item, *others) = get_origin(cls), get_args(cls) or (None,)
+    item = _plain(item)
     is_array = origin in {list, Sequence} or (origin is tuple and others == [...])
     return is_array and isinstance(item, type) and (item in SCALARS or item in RECORDS or _is_wire(item))
 
@@ -392,8 +393,14 @@ def _types_of(record: type) -> dict[str, Any]:
     return {attribute.name: attribute.type for attribute in attributes}
 
 
+def _plain(hint: Any) -> Any:
+    """Return a type without annotations. Who resolves the types of a class first decides whether it has any."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
 def _within(hint: Any) -> set[Any]:
     """Return a type and those inside of it, at any depth."""
+    hint = _plain(hint)
     args = [each for each in get_args(hint) if each not in (NoneType, ...)]
     parts = _types_of(hint).values() if hint in RECORDS else args
     # cattrs itself reads a union.

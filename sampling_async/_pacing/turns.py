@@ -27,9 +27,11 @@ _LONGEST_SHARE: Final = 0.1
 
 # A call that somebody waits for, with a deadline, is late in the line after so many seconds, or this share of
 # its time: then the newest go first. It leaves when less time is left than so many times what a call takes, and
-# not before that share: what is known of the service may be long ago.
+# not before the larger share: what is known of the service may be long ago. If both shares were the same, all
+# would leave before the newest go first, and those who are sent would have too little time left.
 _LONG_WAIT: Final = 0.5
-_LONG_SHARE: Final = 0.5
+_LATE_SHARE: Final = 0.25
+_LEAVING_SHARE: Final = 0.5
 _UNUSUAL: Final = 2.0
 
 _LATEST: Final = 0.1  # the weight of the latest time in the moving average
@@ -129,7 +131,7 @@ class WorkKind:
 
     def times_in_line(self, left: float) -> tuple[float, float]:
         """Return after how many seconds a call is late in the line, and after how many it leaves."""
-        return min(_LONG_WAIT, _LONG_SHARE * left), left - min(_UNUSUAL * self.usual, _LONG_SHARE * left)
+        return min(_LONG_WAIT, _LATE_SHARE * left), left - min(_UNUSUAL * self.usual, _LEAVING_SHARE * left)
 
     def until_turn(self, now: float, lane: Lane, remaining: float, *, is_held: bool = False) -> float:
         """Return the seconds until a permit's turn by the pace: soon, if the rate is only guessed."""

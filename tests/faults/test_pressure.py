@@ -232,3 +232,21 @@ def test_under_overload_the_client_serves_as_many_as_it_can(backend, load, deadl
     assert len(service.begun) - len(served) <= 0.03 * len(service.begun)  # in vain
     refused = [error for _, _, error in clicks.ended if error is not None]
     assert {error.delivery for error in refused if isinstance(error, TransportTimeoutError)} >= {"not_sent"}
+
+
+@BACKENDS
+@pytest.mark.parametrize("load", [2, 10])
+def test_short_deadlines_are_kept_by_a_service_that_works_on_half_as_many(backend, load):
+    """A call takes a third of its deadline and more, so who leaves the line late is sent in vain."""
+    service, seconds = Stormy(seconds=0.1, at_once=4), 6
+
+    async def main() -> Clicks:
+        async with simulated(service) as client:
+            clicks = Clicks(client, rate=40 * load, seconds=seconds, deadline=0.3)
+            await clicks.run()
+        return clicks
+
+    clicks = run(main, backend=backend)
+    served = sum(error is None for _, _, error in clicks.ended)
+    assert served >= 0.85 * 40 * seconds
+    assert len(service.begun) - served <= 0.08 * len(service.begun)  # most before the usual time is known
