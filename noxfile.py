@@ -59,7 +59,6 @@ FAST = [
         "fast",
         "frames",
         "gate",
-        "http_client",
         "http1",
         "jobs",
         "match_command",
