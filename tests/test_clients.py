@@ -113,16 +113,22 @@ async def test_a_mock_gets_requests_of_its_own_library(library):
     assert set(request.extensions["timeout"]) == {"connect", "write", "read", "pool"}
 
 
+@pytest.mark.parametrize("way", ["transport", "http_client"])
 @pytest.mark.parametrize("library", LIBRARIES)
-async def test_the_traceback_of_a_mock_that_fails_a_test_shows_no_key(library):
+async def test_the_traceback_of_a_mock_that_fails_a_test_shows_no_key(library, way):
     def fail(_):
         raise AssertionError
 
-    async with client_of(library.MockTransport(fail)) as client:
+    transport = library.MockTransport(fail)
+    http_client = library.AsyncClient(transport=transport) if way == "http_client" else None
+    async with client_of(transport if http_client is None else None, http_client=http_client) as client:
         with pytest.raises(AssertionError) as caught:
             await client.get_settings()
     shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     assert doubles.KEY not in "".join(shown.format())
+    # Each `send` of this package is there once, where it raises again. The frame that called the mock is cut.
+    senders = [frame for frame in shown.stack if frame.filename.endswith(("/clients.py", "/given_client.py"))]
+    assert [frame.name for frame in senders].count("send") == 1
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

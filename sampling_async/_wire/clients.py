@@ -177,7 +177,7 @@ def library_of(given: object) -> Any:
 
 
 class Watch:
-    """What is known of whether one attempt has sent anything, over a transport that is not ours.
+    """What is known of whether one attempt has sent anything, over any transport but the engine.
 
     Before a transport is called, nothing was sent. From then on it may have been: that is the cautious value
     for transports that say nothing, such as mocks. httpcore says more through its `trace` extension: when it
@@ -263,12 +263,12 @@ class OverTransport(Sender):
 
 
 def frames_of_mock(exc: BaseException) -> TracebackType | None:
-    """Return what an error's traceback keeps. Our own frames hold headers, which crash reporters send.
+    """Return what an error's traceback keeps. Frames of this package hold headers, which crash reporters send.
 
     What fails a test keeps the frames of the mock, which show where.
     """
     below = exc.__traceback__ if is_test_failure(exc) else None
-    while below is not None and below.tb_frame.f_code.co_filename == __file__:
+    while below is not None and below.tb_frame.f_globals.get("__package__") == __package__:
         below = below.tb_next
     return below
 
@@ -280,9 +280,7 @@ def whole_url(request: Request) -> str:
 
 @lru_cache(maxsize=2)
 def _stream_of(library: Any) -> Any:
-    return (
-        type("RequestBody", (RequestBody, library.AsyncByteStream), {}) if library is not httpx else RequestBody
-    )
+    return type("RequestBody", (RequestBody, library.AsyncByteStream), {})
 
 
 _ours: ContextVar[bool] = ContextVar("sampling_async_request", default=False)

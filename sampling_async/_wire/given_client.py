@@ -74,7 +74,7 @@ def checked_client(client: Any, home: httpx.URL) -> Any:
 class OverClient(Sender):
     """Requests over the user's client, by httpx's own `send`, with all that it was configured with.
 
-    What stays ours: the address, the key, the time limits of each attempt, and that redirects are not followed.
+    Not taken from it: the address, the key, the time limits of each attempt, whether redirects are followed.
     Nothing here closes it.
     """
 
@@ -120,7 +120,7 @@ class OverClient(Sender):
             raise exc.with_traceback(frames_of_mock(exc))  # noqa: B904
 
     def _headers_of(self, request: Request) -> list[tuple[str, str]]:
-        """Return the headers that are ours in each request. A User-Agent of the user's client holds."""
+        """Return the session's headers of a request. A User-Agent of the user's client counts instead."""
         left_out = {"host", "content-length"}
         is_default = self._client.headers.get("user-agent", "").startswith("python-httpx")
         if not is_default and request.headers["user-agent"] == USER_AGENT:
@@ -174,7 +174,7 @@ class _LastStep:
         self._watch = watch
 
     async def handle_async_request(self, request: Any) -> Any:
-        # Not of ours is what an `auth=` sends elsewhere for a token.
+        # What an `auth=` sends elsewhere for a token is not the request of this attempt.
         is_ours = self._key.is_home(request.url) or self._watch.is_of(request)
         if is_ours:
             self._watch.begin()
