@@ -73,22 +73,26 @@ async def _whole_answer(server: FaultServer, client: SamplingClient, endpoint: s
     server.faults.append(
         [*PROCESSED, lambda exchange: lengths.append(len(exchange.right(framing))), answer(framing)]
     )
+    done = server.done
     meant = await call(client, endpoint)
+    await server.has_done(done + 1)
     return lengths[0], meant
 
 
 async def _verdict(server: FaultServer, client: SamplingClient, endpoint: str, meant: object) -> str:
     server.ledger.invites.clear()
+    done = server.done
     try:
         got = await call(client, endpoint)
     except (TransportError, DecodeError) as error:
         return "failed" if error.delivery == "unknown" else "wrong"
+    finally:
+        await server.has_done(done + 1)  # the connection's end must arrive before the next call
     if isinstance(got, BulkInviteResult):
         if server.ledger.lies(got):
             return "wrong"
         if len(got.unknown) == len(got):
             return "failed"
-    await anyio.sleep(0.003)  # so that the end of the connection arrives before the next call
     return "whole" if got == meant else "wrong"
 
 
