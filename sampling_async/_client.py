@@ -470,6 +470,8 @@ class SamplingClient:
             seconds_per_id=None if line is None else line.b,
             attempts=self._caller.feedback.ended,
             failures=self._caller.feedback.failed,
+            too_late=self._caller.feedback.too_late,
+            unused_invites=self._caller.feedback.unused,
             latency=self._latency(),
             connections=self._connections(),
         )
@@ -713,6 +715,10 @@ class SamplingClient:
         """Return a client for `ask_at_once`: it does not wait in an outage, and sends nothing twice."""
         once = evolve(self._retry_policy, retry_ambiguous=False) if self._retry_policy.retry_ambiguous else None
         return self.with_options(outage=OutagePolicy(patience=0), retry=once)
+
+    def count_unused(self, invites: int) -> None:
+        """Count invites that wait for a click, or fewer again; for other parts of this package."""
+        self._caller.feedback.unused += invites
 
     async def ask_at_once(
         self, member_code: Text, quota_ids: Iterable[int], *, within: float, late: float

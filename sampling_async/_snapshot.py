@@ -54,6 +54,8 @@ class Snapshot:
         seconds_per_id: The seconds that each quota ID adds; None before the first response.
         attempts: Attempts that have ended, of all endpoints; without the probes of an outage.
         failures: Those of them that failed, refusals of the service included.
+        too_late: Calls that ended unsent, because the line was longer than their deadline.
+        unused_invites: Invites that a `SurveyRouter` got for clicks, and that no click has got yet.
         latency: How long answered attempts took, by endpoint; without endpoints that were not called lately.
         connections: Connections and bytes; None with a `transport` of your own.
     """
@@ -71,5 +73,7 @@ class Snapshot:
     seconds_per_id: float | None
     attempts: int
     failures: int
+    too_late: int
+    unused_invites: int
     latency: Mapping[Endpoint, Percentiles]
     connections: Connections | None

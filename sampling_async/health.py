@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -31,6 +32,9 @@ __all__ = ["Health", "HealthReport"]
 
 _NEW_SECONDS: Final = 0.5  # for which a look at the store is not repeated
 _COLLECT_SECONDS: Final = 1.0  # for which metrics wait for the store
+_LATELY_SECONDS: Final = 60.0  # for which calls that ended unsent are a problem
+_MANY_UNUSED: Final = 0.05  # a share of the invites of clicks that is a problem, if it is of enough of them
+_ENOUGH_INVITED: Final = 400
 
 
 @frozen(kw_only=True)
@@ -109,6 +113,8 @@ class Health:
         if all(part is None for part in (client, live, inbox, router)):
             raise InvalidRequestError("health needs something to look at: client=, live=, inbox= or router=")
         self._client, self._live, self._inbox, self._router = client, live, inbox, router
+        self._too_late = 0 if client is None else client.snapshot().too_late  # calls, at the last look
+        self._late_at = -inf  # when there were more of them
         self._clock = clock
         self._lock = threading.Lock()
         self._look: _StoreLook | None = None  # the newest
@@ -162,6 +168,10 @@ class Health:
         snapshot = None if self._client is None else self._client.snapshot()
         if snapshot is not None and snapshot.breaker == "open":
             problems.append(f"the service has been away for {snapshot.away_for:.0f} s")
+        if snapshot is not None and self._is_late_now(snapshot):
+            problems.append(f"callers wait in vain: {count_of(snapshot.too_late, 'call')} so far ended unsent")
+        if router is not None and router.unused > _MANY_UNUSED * max(router.invited, _ENOUGH_INVITED):
+            problems.append(f"{count_of(router.unused, 'invite')} of {router.invited} reached no click")
         if live is not None:
             problems += _problems_of(live)
         status = None if look is None else look.status
@@ -179,6 +189,13 @@ class Health:
             router=router,
         )
 
+    def _is_late_now(self, snapshot: Snapshot) -> bool:
+        """Return whether calls of the last minute could not be sent before their deadline."""
+        now = self._clock()
+        if snapshot.too_late > self._too_late:
+            self._too_late, self._late_at = snapshot.too_late, now
+        return now - self._late_at < _LATELY_SECONDS
+
     # --- Metrics
 
     def _measured(self) -> Iterator[Measurement]:
@@ -193,6 +210,7 @@ class Health:
             yield Measurement("inventory.age", report.inventory_age, {})
         if report.client is not None:
             yield Measurement("outage", report.client.away_for, {})
+            yield Measurement("calls.too_late", report.client.too_late, {})
         if report.inbox is not None:
             yield Measurement("notifications.not_stored", report.inbox.not_stored, {})
             for kind, facts in report.inbox.by_kind.items():

@@ -17,10 +17,10 @@ from doubles import until
 from notifications_kit import COMPLETION, SECRET, TERMINATE, post
 from opentelemetry.metrics import NoOpMeter
 from ports import free_port
-from routing_kit import MEMBER, Panel, live_of
+from routing_kit import LONG, MEMBER, Panel, live_of
 from test_telemetry import Collected
 
-from sampling_async import InvalidRequestError, OutagePolicy
+from sampling_async import InvalidRequestError, OutagePolicy, TransportTimeoutError
 from sampling_async._pacing.threads import in_thread
 from sampling_async._telemetry.vitals import VitalsMetrics
 from sampling_async.health import Health, HealthReport
@@ -337,11 +337,45 @@ async def test_metrics_say_what_the_report_says(collected, handled, tmp_path):
     assert found["notifications.not_stored"] == {"": 0}
     assert 0 <= found["inventory.age"][""] <= report.inventory_age
     assert found["outage"] == {"": 0}
+    assert found["calls.too_late"] == {"": 0}
     assert found["clicks"] == {"routed": 2}
     assert found["clicks.repeated"] == {"": 1}
     assert found["clicks.invites"] == {"": 1}
     assert found["invites.unused"] == {"": 0}
     assert {point.attributes["sampling.panel"] for each in points.values() for point in each} == {"us"}
+
+
+async def test_calls_that_cannot_be_sent_in_time_are_a_problem_for_a_minute(inbox, tmp_path):
+    panel, clock = Panel(1, 2), Time()
+    go_on = panel.answers[1] = anyio.Event()
+    async with process(panel, inbox, tmp_path, max_concurrency=1) as (client, live, router, _):
+        health = Health(client=client, live=live, inbox=inbox, router=router, clock=clock)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(client.bulk_invite, "m-1", [1]))
+            await panel.began.wait()
+            with pytest.raises(TransportTimeoutError, match="cannot be sent in time"):
+                await client.generate_invite("m-2", 2, deadline=0.05)
+            go_on.set()
+        assert client.snapshot().too_late == 1
+        for _ in range(2):
+            report = await health.report()
+            assert report.problems == ("callers wait in vain: 1 call so far ended unsent",)
+            assert report.is_ready
+        clock.now += 61
+        assert (await health.report()).problems == ()
+
+
+async def test_invites_that_reach_no_click_are_a_problem_if_they_are_many(inbox, tmp_path, monkeypatch):
+    monkeypatch.setattr("sampling_async.health._ENOUGH_INVITED", 20)
+    panel = Panel(1, 2, 3)
+    monkeypatch.setattr("sampling_async.routing._tempo.Tempo.most", lambda *_: 3)
+    async with process(panel, inbox, tmp_path) as (client, _, router, health):
+        await router.route(MEMBER, within=LONG)
+        assert client.snapshot().unused_invites == 2
+        assert "2 invites of 3 reached no click" in (await health.report()).problems
+        await router.route(MEMBER, within=LONG, quota_ids=[2])
+        assert client.snapshot().unused_invites == router.status.unused == 1
+        assert (await health.report()).problems == ()
 
 
 async def test_one_collection_asks_the_store_once(collected, store, inbox):

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 
 import anyio
 import httpx
@@ -159,6 +160,90 @@ async def test_clicks_at_the_same_moment_make_one_request():
     assert len({route.url for route in routes}) == 1
     assert sorted(route.is_repeat for route in routes) == [False, True, True, True, True]
     assert panel.asked == [("m-1", 2)]
+
+
+async def test_a_herd_of_one_member_is_one_question_to_the_store_and_one_request():
+    panel, wishes = Panel(1, 2), []
+    panel.answers[2] = anyio.Event()
+    async with router_of(panel) as router, anyio.create_task_group() as tasks:
+        routes = []
+        run = router._committer.run
+
+        async def counted(operation, **options):
+            wishes.append(operation)
+            return await run(operation, **options)
+
+        router._committer.run = counted
+
+        async def go():
+            routes.append(await click(router))
+
+        for _ in range(2_000):
+            tasks.start_soon(go)
+        await panel.began.wait()
+        await wait_all_tasks_blocked()
+        panel.answers[2].set()
+    assert {(route.status, route.url) for route in routes} == {(ROUTED, "https://survey.example/m-1/2/1")}
+    assert sum(route.is_repeat for route in routes) == 1_999
+    assert len(wishes) == 2  # the lease, and what became of it
+    assert panel.asked == [("m-1", 2)]
+
+
+async def test_clicks_that_share_a_request_each_wait_for_their_own_time():
+    panel, routes = Panel(1, 2), {}
+    panel.answers[2] = anyio.Event()
+    async with router_of(panel) as router, anyio.create_task_group() as tasks:
+
+        async def go(name, within):
+            routes[name] = await click(router, within=within)
+
+        tasks.start_soon(go, "short", 1.1)
+        await panel.began.wait()
+        tasks.start_soon(go, "long", LONG)
+        await until(lambda: "short" in routes)
+        panel.answers[2].set()
+    assert (routes["short"].status, routes["short"].asked) == (UNCLEAR, 1)
+    assert (routes["long"].status, routes["long"].is_repeat) == (ROUTED, True)
+    assert panel.asked == [("m-1", 2)]
+
+
+async def test_the_next_request_of_a_shared_click_has_the_time_of_the_longest():
+    panel, routes = Panel(1, 2), {}
+    panel.answers[2] = ResultCode.QUOTA_FULL
+    answer = panel.answers[1] = anyio.Event()
+    async with router_of(panel) as router, anyio.create_task_group() as tasks:
+
+        async def go(name, within):
+            routes[name] = await click(router, within=within)
+
+        tasks.start_soon(go, "short", 0.3)
+        tasks.start_soon(go, "long", LONG)
+        await until(lambda: "short" in routes)
+        answer.set()
+    assert routes["long"].invite.quota_id == 1
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_clicks_with_other_wishes_or_answers_are_no_part_of_it():
+    panel, routes = Panel(1, 2, 3), []
+    panel.answers[3] = anyio.Event()
+    async with router_of(panel) as router, anyio.create_task_group() as tasks:
+
+        async def go(member=MEMBER, **options):
+            routes.append(await click(router, member, **options))
+
+        tasks.start_soon(go)
+        await panel.began.wait()
+        for _ in range(2):
+            tasks.start_soon(partial(go, quota_ids=[1]))
+            tasks.start_soon(go, Member("m-1", {GENDER: FEMALE}))
+        await wait_all_tasks_blocked()
+        assert panel.asked == [("m-1", 3)]
+        panel.answers[3].set()
+    # A link that waits is given whatever the answers are now.
+    assert [route.status for route in routes] == [ROUTED] * 5
+    assert sum(not route.is_repeat for route in routes) == 2
+    assert panel.asked == [("m-1", 3), ("m-1", 1)]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -561,15 +646,44 @@ async def test_a_link_falls_away_with_its_quota():
         assert (route.invite.quota_id, route.is_repeat) == (1, False)
 
 
-async def test_a_link_is_given_for_its_lifetime():
-    panel, clock = Panel(1), Clock()
-    async with router_of(panel, clock=clock, lifetime=60) as router:
+async def test_a_link_that_is_not_entered_is_given_again_and_never_requested_again(new_address):
+    panel, clock, store = Panel(1), Clock(), new_address()
+    async with router_of(panel, store, clock=clock) as router:
+        first = await click(router)
+        for _ in range(4):
+            clock.now += 1800
+            again = await click(router)
+            assert (again.url, again.is_repeat) == (first.url, True)
+        clock.now += 40 * 86_400
+        assert (await click(router)).url == first.url
+    assert panel.asked == [("m-1", 1)]
+
+
+async def test_a_link_older_than_its_lifetime_is_not_given_and_its_pair_not_requested_again(new_address):
+    panel, clock, store = Panel(1, 2), Clock(), new_address()
+    async with router_of(panel, store, clock=clock, lifetime=60) as router:
         first = await click(router)
         clock.now += 59
         assert (await click(router)).url == first.url
+        assert ids(router.offers(MEMBER)) == [2, 1]
         clock.now += 2
-        second = await click(router)
-        assert (second.is_repeat, second.url != first.url) == (False, True)
+        assert ids(router.offers(MEMBER)) == [1]
+        assert (await click(router)).invite.quota_id == 1
+        clock.now += 61
+        assert (await click(router)).status is NONE_OPEN
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_a_quota_that_closes_and_opens_again_gives_the_link_that_there_is():
+    panel, clock = Panel(1, 2), Clock()
+    async with live_of(panel) as (client, live), SurveyRouter(client, live, store=None, clock=clock) as router:
+        first = await click(router)
+        is_open = live.is_open
+        live.is_open = lambda quota_id: quota_id != 2 and is_open(quota_id)
+        assert (await click(router, quota_ids=[2])).status is NONE_OPEN
+        del live.is_open
+        assert (await click(router, quota_ids=[2])).url == first.url
+    assert panel.asked == [("m-1", 2)]
 
 
 async def test_a_link_falls_away_when_its_survey_has_ended_for_the_member(new_address):
@@ -770,6 +884,6 @@ def test_a_route_says_what_a_page_may_say():
     assert pickle.loads(pickle.dumps(UNCLEAR)) is UNCLEAR
 
 
-def test_a_history_without_anything_allows_all():
-    assert MemberHistory().allows(1, 100, 0.0)
+def test_a_history_without_anything_leaves_nothing_out():
+    assert MemberHistory().left_out(0.0) == (set(), set())
     assert not MemberHistory().gets_nothing(Caps(), 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
@@ -13,7 +15,7 @@ from anyio.lowlevel import checkpoint
 from attrs import evolve
 from doubles import until
 from matching_kit import GENDER, MALE, quota, row, sub_quota
-from notifications_kit import SECRET
+from notifications_kit import SECRET, post
 from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
 
 from sampling_async import InviteOutcome, ResultCode, RetryPolicy
@@ -21,6 +23,7 @@ from sampling_async.matching import LearnedRates, Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
 from sampling_async.notifications._stores import sql_store_of
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
+from sampling_async.routing._history import Histories, Link, MemberHistory
 from sampling_async.routing._links import Changes, Wish, begin, settle
 from sampling_async.routing._tempo import Tempo
 
@@ -175,7 +178,7 @@ async def test_a_link_that_was_entered_by_a_clock_that_is_ahead_is_not_given_aga
 
 @pytest.mark.parametrize("step", [-30, 30])
 async def test_clicks_on_hosts_whose_clocks_differ_make_one_request(new_address, monkeypatch, step):
-    monkeypatch.setattr("sampling_async.routing._router._WATCH_SECONDS", LONG)
+    monkeypatch.setattr("sampling_async.routing._click._WATCH_SECONDS", LONG)
     panel, store, clock, other_clock = Panel(1, 2), new_address(), Clock(), Clock()
     other_clock.now += step
     panel.answers[2] = anyio.Event()
@@ -232,6 +235,42 @@ async def test_a_transaction_whose_end_was_lost_is_not_taken_for_another_click(n
     assert panel.asked == [("m-1", 2)]
 
 
+@pytest.mark.parametrize("way", ["the next click", "the router by itself"])
+async def test_a_lease_whose_commit_is_in_doubt_is_found_out(new_address, monkeypatch, way):
+    """The commit worked, its end was lost, and the store is away for a while: nothing was sent."""
+    panel, lost, store = Panel(1, 2), [], new_address()
+    monkeypatch.setattr("sampling_async.routing._router._RETRY_SECONDS", 0.01)
+    if way == "the next click":
+        monkeypatch.setattr("sampling_async.routing._router._RETRY_SECONDS", LONG)
+        monkeypatch.setattr("sampling_async.routing._router._FOLLOW_SECONDS", LONG)
+    async with router_of(panel, store) as router:
+        own = router._committer._store
+        transaction = own.transaction
+
+        @contextmanager
+        def committed_and_lost():
+            if lost:
+                raise StoreError("the database is away")
+            with transaction():
+                yield
+            lost.append(1)
+            raise StoreError("the connection was lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(own, "transaction", committed_and_lost)
+            assert (await click(router, within=2.0)).status is UNAVAILABLE
+        assert lost
+        assert panel.asked == []
+        if way == "the next click":
+            route = await click(router)
+        else:
+            await until(lambda: not router._abandoned)
+            async with router_of(panel, store) as other:
+                route = await click(other)
+        assert (route.status, route.invite.quota_id) == (ROUTED, 2)
+    assert panel.asked == [("m-1", 2)]
+
+
 # --- The panel, the client, and the end of the router
 
 
@@ -281,7 +320,7 @@ async def test_closing_ends_the_clicks_that_wait_and_says_whether_an_invite_was_
         for number in range(8):
             tasks.start_soon(go, router, number % 4)
         await until(lambda: len(panel.asked) == 4)
-    assert sorted(route.status for route in routes) == [UNAVAILABLE] * 4 + [UNCLEAR] * 4
+    assert [route.status for route in routes] == [UNCLEAR] * 8
     assert sum(route.asked for route in routes) == 4
 
 
@@ -292,15 +331,64 @@ async def test_once_a_day_what_is_older_than_the_router_remembers_goes(new_addre
     monkeypatch.setattr("sampling_async.routing._router._FOLLOW_SECONDS", 0.01)
     panel, store, clock = Panel(1, 2), new_address(), Clock()
     async with router_of(panel, store, clock=clock, remembers=1) as router:
+        monkeypatch.setattr(router._book._changes, "all", None)  # it is not read anew
         await (await click(router)).entered()
         clock.now += 43_200  # another day, but remembered
-        await until(lambda: router._book._read_on == clock.now // 86_400)
+        await until(lambda: router._book._cleared_on == clock.now // 86_400)
         assert ids(router.offers(MEMBER)) == [1]
         clock.now += 86_400
-        await until(lambda: not router._book._histories)
+        await until(lambda: not len(router._book._histories))
         # The store knows all the same.
         assert (await click(router)).invite.quota_id == 1
     assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_histories_forget_refusals_that_have_ended_and_keep_the_rest():
+    histories, now = Histories(), 1_000_000.0
+    history = MemberHistory()
+    for quota_id, until_ in ((1, now - 1), (2, now + 1)):
+        link = Link(quota_id, 100 * quota_id, 1, "refused", None, now - 9, until_, 10, None, None)
+        history.add_link(link, now)
+    history.add_start(300, 3, now - 50)
+    histories.put("m", history)
+    await histories.forget(now - 100, now)
+    assert histories.of("m").left_out(now) == ({300}, {2})
+    await histories.forget(now - 10, now + 2)
+    assert not len(histories)
+
+
+def test_a_history_is_the_same_when_it_was_packed():
+    history, now = MemberHistory(), 1_800_000_000.0
+    most = 2**63 - 1
+    history.add_start(most, most, now)
+    history.add_end("completion", 7, 0, 8, now)
+    history.add_invite(9, now)
+    history.add_link(Link(1, 5, 1, "asking", "me", now, now + 3, None, None, None), now)
+    history.add_link(Link(2, 6, 1, "invited", None, now, now + 60, 1, None, None), now)
+    history.add_link(Link(4, 40, 1, "unclear", None, now, now, None, None, None), now)
+    histories = Histories()
+    histories.put("m", history)
+    assert histories.of("m").facts == history.facts
+    assert histories.of("m").left_out(now) == ({most, 7, 8, 9, 40}, set())
+    assert histories.of("m").left_out(now + 100) == ({most, 7, 8, 9, 40, 5}, {2})
+    assert histories.of("another").facts == {}
+
+
+def test_a_member_takes_less_than_400_bytes():
+    """A code of 36 characters, a start and its end, a refusal: as a member of the field has them."""
+    histories, members = Histories(), [f'"{number:036}"' for number in range(20_000)]
+    tracemalloc.start()
+    try:
+        for member in members:
+            history = MemberHistory()
+            history.add_start(1_234_567, 9_876_543, 1.8e9)
+            history.add_end("completion", 1_234_567, 1, None, 1.8e9)
+            history.add_link(Link(7_654_321, 99_999, 1, "refused", None, 1.8e9, 1.8e9, 10, None, None), 1.8e9)
+            histories.put(member, history)
+        a_member = tracemalloc.get_traced_memory()[0] / len(members) + sys.getsizeof(members[0])
+    finally:
+        tracemalloc.stop()
+    assert a_member < 400
 
 
 async def test_quotas_are_valued_off_the_event_loop(monkeypatch):
@@ -325,8 +413,8 @@ async def test_quotas_are_valued_off_the_event_loop(monkeypatch):
 async def test_what_was_read_a_moment_ago_is_not_applied_again(new_address):
     panel, store, clock = Panel(1, 2), new_address(), Clock()
     async with router_of(panel, store, clock=clock) as router:
-        changes = Changes(sql_store_of(store), 86_400)
-        assert changes.all(clock.now) == {}
+        changes = Changes(sql_store_of(store))
+        assert not len(changes.all(0.0, clock.now))
         await click(router)
         ((member, what, values),) = changes.added(clock.now)
         assert (member, what, values[:4]) == ('"m-1"', "link", (2, 200, 1, "invited"))
@@ -335,6 +423,24 @@ async def test_what_was_read_a_moment_ago_is_not_applied_again(new_address):
         assert changes.added(clock.now) == []
         await router.entered("m-1", 2)
         assert len(changes.added(clock.now)) == 1
+
+
+async def test_facts_of_quotas_are_not_read_again_and_ends_that_become_visible_late_are_not_missed(new_address):
+    store, clock = new_address(), Clock()
+    async with Inbox(store, secrets=SECRET, clock=clock) as inbox:
+        await ended(inbox, "completion", 2, Revenue=100)
+        changes = Changes(sql_store_of(store))
+        assert len(changes.all(0.0, clock.now)) == 1
+        for number in range(3):
+            fields = {"SurveyId": 5, "QuotaId": 7 + number, "Status": "Closed"}
+            assert (await post(inbox, "quota_status", fields)).status == 200
+            assert changes.added(clock.now) == []
+        assert list(changes._marks) == [1, 2, 3, 4]
+        await ended(inbox, "terminate", 3, Reason="SCREENED_OUT")
+        ((member, what, _),) = changes.added(clock.now)
+        assert (member, what) == ('"m-1"', "end")
+        assert changes.added(clock.now) == []
+        assert changes._marks[0] < changes._marks[-1]  # what comes late has a number above the first one
 
 
 async def test_offers_leave_out_what_a_dead_process_was_asking_for(tmp_path, monkeypatch):

@@ -49,13 +49,21 @@ _NO_TIME: Final = 0.001
 
 
 class Feedback:
-    """What the attempts of all clients with the same connections show of the service."""
+    """What the attempts of all clients with the same connections show of the service.
+
+    Attributes:
+        ended: Attempts that have ended.
+        failed: Those of them that failed.
+        too_late: Calls that could not be sent before their deadline.
+        unused: Invites of clicks that no click has got yet.
+        latency: Durations of answered attempts, by endpoint.
+    """
 
     def __init__(self, gate: Gate, outage: Outage) -> None:
         self._gate = gate
         self._outage = outage
-        self.ended = self.failed = 0
-        self.latency: dict[Endpoint, Sketch] = {}  # durations of answered attempts, by endpoint
+        self.ended = self.failed = self.too_late = self.unused = 0
+        self.latency: dict[Endpoint, Sketch] = {}
 
     def attempt_ended(
         self,

@@ -388,6 +388,7 @@ class Caller:
                 f"the service has been away for {self.outage.away_for():.1f} s; the last failure: "
                 f"{self.outage.cause}. Until it responds, only Get Settings is sent"
             )
+        self.feedback.too_late += 1
         late = TransportTimeoutError("the line is longer than the deadline: this cannot be sent in time")
         late.retry_after = permit.held_for or None
         return late

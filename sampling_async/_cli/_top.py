@@ -170,6 +170,8 @@ def view(state: State, before: State | None, seconds: float, width: int = 80) ->
         ("retry tokens", "unlimited" if tokens is None or isinf(tokens) else number(tokens)),
         ("attempts", f"{state['attempts']:,}, {rate(lambda each: each['attempts'])}"),
         ("failures", f"{state['failures']:,}, {rate(lambda each: each['failures'])}"),
+        ("too late", f"{state['too_late']:,}, {rate(lambda each: each['too_late'])}"),
+        ("unused invites", f"{state['unused_invites']:,}"),
         ("bulk invite", bulk),
     ]
     wires = state["connections"]

@@ -34,6 +34,7 @@ _GAUGES: Final = (
 )
 _COUNTERS: Final = (
     ("handler.failures", "{call}", "Calls of handlers that have failed."),
+    ("calls.too_late", "{call}", "Calls that ended unsent: the line was longer than their deadline."),
     ("clicks", "{click}", "Clicks that have ended, by status."),
     ("clicks.repeated", "{click}", "Clicks that got the link of an earlier one."),
     ("clicks.invites", "{invite}", "Invites that were made for clicks."),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from math import inf
-from typing import Final
+from struct import Struct
+from typing import Final, TypeAlias
 
 from attrs import field, frozen
 
 from sampling_async import Invite, from_json
 from sampling_async._contract.checks import whole_from_1
 from sampling_async._contract.records import hidden
+from sampling_async._pacing.loops import LoopYielder
 from sampling_async._protocol.lessons import LESSONS, Lesson, rule_for
 
 DAY: Final = 86_400.0  # in seconds, as the next
@@ -30,7 +33,7 @@ class Link:
     state: str  # asking, invited, refused or unclear
     owner: str | None  # who is asking
     asked: float
-    until: float  # until when it is leased, valid or refused
+    until: float  # until when it is leased, given or refused
     code: int | None
     invite_json: str | None = field(repr=hidden)
     entered: float | None
@@ -73,74 +76,134 @@ def refused_until(code: int | None, now: float) -> float:
     return now + (_TECHNICAL_SECONDS if is_fault else DAY)
 
 
+class _Known(IntEnum):
+    """What may be known of a member, and what its time says."""
+
+    STARTED = 0  # when the quota was entered; this and the next ones leave their survey out for good
+    INVITED = 1  # when another sender invited the member, such as a campaign
+    ENDED = 2  # when
+    COMPLETED = 3  # when; with the wave in place of the quota
+    UNCLEAR = 4  # when it was requested
+    LEASED = 5  # until when; then it is unclear
+    GIVEN = 6  # until when its link is given; then the quota is left out
+    QUOTA_REFUSED = 7  # until when, as the next
+    SURVEY_REFUSED = 8
+    MEMBER_REFUSED = 9
+
+
+_FOR_GOOD: Final = {_Known.STARTED, _Known.INVITED, _Known.ENDED, _Known.COMPLETED, _Known.UNCLEAR}
+_FROM_THEN: Final = {_Known.LEASED, _Known.GIVEN}
+_UNTIL_THEN: Final = {_Known.QUOTA_REFUSED, _Known.SURVEY_REFUSED, _Known.MEMBER_REFUSED}
+_OF_QUOTA: Final = {_Known.GIVEN, _Known.QUOTA_REFUSED}  # the others are of a survey
+_OF_LINK: Final = (_Known.UNCLEAR, _Known.LEASED, _Known.GIVEN, _Known.QUOTA_REFUSED)  # one at a time
+
+_Facts: TypeAlias = "dict[tuple[int, int, int], float]"
+"""What is known, of which quota and survey (0 if it is of none), and its time."""
+
+_PACKED: Final = Struct("<Bqqd")
+
+
 class MemberHistory:
     """What is known of one member. A survey that was entered, has ended or is unclear is left out for good."""
 
-    __slots__ = ("_completed", "_ended", "_quotas", "_started", "_surveys", "_unclear", "_without")
+    __slots__ = ("facts",)
 
-    def __init__(self) -> None:
-        self._surveys: dict[int, float] = {}  # until when each is left out
-        self._quotas: dict[int, float] = {}
-        self._unclear: dict[int, int] = {}  # the surveys of quotas
-        self._without = -inf  # until when the member gets nothing
-        self._started: dict[int, float] = {}  # when quotas were entered
-        self._ended: frozenset[int] = frozenset()  # surveys
-        self._completed: dict[tuple[int, int], float] = {}  # when surveys and waves were completed
+    def __init__(self, facts: _Facts | None = None) -> None:
+        self.facts: _Facts = {} if facts is None else facts
 
     def add_link(self, link: Link, now: float) -> None:
-        for known in (self._quotas, self._unclear):  # it may have had another state before
-            known.pop(link.quota_id, None)
+        quota_id, survey_id = link.quota_id, link.survey_id
+        for known in _OF_LINK:  # it may have had another state before
+            self.facts.pop((known, quota_id, survey_id), None)
         if link.entered is not None:
-            self.add_start(link.survey_id, link.quota_id, link.entered)
+            self.add_start(survey_id, quota_id, link.entered)
         elif link.state == "refused":
             self._refuse(link)
         elif link.state == "unclear" or (link.state == "asking" and not link.is_leased(now)):
-            self._unclear[link.quota_id] = link.survey_id
+            self.facts[_Known.UNCLEAR, quota_id, survey_id] = link.asked
+        elif link.until < inf:
+            known = _Known.LEASED if link.state == "asking" else _Known.GIVEN
+            self.facts[known, quota_id, survey_id] = link.until
 
     def _refuse(self, link: Link) -> None:
         match lesson_of(link.code):
             case Lesson.MEMBER:
-                self._without = max(self._without, link.until)
+                key = (_Known.MEMBER_REFUSED, 0, 0)
             case Lesson.MEMBER_SURVEY | Lesson.SURVEY:
-                self._surveys[link.survey_id] = max(link.until, self._surveys.get(link.survey_id, -inf))
+                key = (_Known.SURVEY_REFUSED, 0, link.survey_id)
             case _:
-                self._quotas[link.quota_id] = link.until
+                key = (_Known.QUOTA_REFUSED, link.quota_id, link.survey_id)
+        self.facts[key] = max(link.until, self.facts.get(key, -inf))
 
     def add_start(self, survey_id: int, quota_id: int, at: float) -> None:
-        self._started[quota_id] = at
-        self._surveys[survey_id] = inf
+        self.facts[_Known.STARTED, quota_id, survey_id] = at
 
-    def add_invite(self, survey_id: int) -> None:
+    def add_invite(self, survey_id: int, at: float) -> None:
         """Add an invite of another sender, such as a campaign: the member holds its link."""
-        self._surveys[survey_id] = inf
+        self.facts[_Known.INVITED, 0, survey_id] = at
 
     def add_end(
         self, kind: str, survey_id: int, wave_id: int, original_survey_id: int | None, at: float
     ) -> None:
-        surveys = {survey_id} if original_survey_id is None else {survey_id, original_survey_id}
-        self._surveys |= dict.fromkeys(surveys, inf)
-        self._ended |= surveys
+        for ended in {survey_id, survey_id if original_survey_id is None else original_survey_id}:
+            self.facts[_Known.ENDED, 0, ended] = at
         if kind == "completion":
-            self._completed[survey_id, wave_id] = at
+            self.facts[_Known.COMPLETED, wave_id, survey_id] = at
 
     def entered_at(self, quota_id: int) -> float | None:
-        return self._started.get(quota_id)
+        entered = (
+            at for (known, quota, _), at in self.facts.items() if known == _Known.STARTED and quota == quota_id
+        )
+        return next(entered, None)
 
     def has_ended(self, survey_id: int) -> bool:
-        return survey_id in self._ended
+        return (_Known.ENDED, 0, survey_id) in self.facts
 
-    def allows(self, quota_id: int, survey_id: int, now: float) -> bool:
-        return not (
-            (self._surveys and self._surveys.get(survey_id, -inf) > now)
-            or (self._quotas and self._quotas.get(quota_id, -inf) > now)
-            or (self._unclear and survey_id in self._unclear.values())
-        )
+    def left_out(self, now: float) -> tuple[set[int], set[int]]:
+        """Return the surveys, and the other quotas, that the member does not get now."""
+        surveys, quotas = set(), set()
+        for (known, quota_id, survey_id), at in self.facts.items():
+            if known in _FOR_GOOD or (known in _UNTIL_THEN and at > now) or (known in _FROM_THEN and at <= now):
+                if known in _OF_QUOTA:
+                    quotas.add(quota_id)
+                else:
+                    surveys.add(survey_id)
+        return surveys, quotas
 
     def gets_nothing(self, caps: Caps, now: float) -> bool:
         """Return whether the member was refused as such, or has reached a cap of the day."""
+        if self.facts.get((_Known.MEMBER_REFUSED, 0, 0), -inf) > now:
+            return True
         midnight = now // DAY * DAY
-        return (
-            self._without > now
-            or sum(at >= midnight for at in self._started.values()) >= caps.starts
-            or sum(at >= midnight for at in self._completed.values()) >= caps.completes
-        )
+        today = [known for (known, _, _), at in self.facts.items() if at >= midnight]
+        return today.count(_Known.STARTED) >= caps.starts or today.count(_Known.COMPLETED) >= caps.completes
+
+
+class Histories:
+    """The histories of all members, by their text in the store. Packed, each takes some 300 bytes."""
+
+    def __init__(self) -> None:
+        self._packed: dict[str, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def of(self, member: str) -> MemberHistory:
+        packed = self._packed.get(member, b"")
+        return MemberHistory({(a, b, c): at for a, b, c, at in _PACKED.iter_unpack(packed)})
+
+    def put(self, member: str, history: MemberHistory) -> None:
+        if history.facts:
+            self._packed[member] = b"".join(_PACKED.pack(*key, at) for key, at in history.facts.items())
+        else:
+            self._packed.pop(member, None)
+
+    async def forget(self, since: float, now: float) -> None:
+        """Forget what was before a moment, and refusals that have ended."""
+        turns = LoopYielder()
+        for member in tuple(self._packed):
+            await turns.step()
+            facts = self.of(member).facts
+            kept = {key: at for key, at in facts.items() if at >= (now if key[0] in _UNTIL_THEN else since)}
+            if len(kept) < len(facts):
+                self.put(member, MemberHistory(kept))

@@ -6,7 +6,8 @@ leased: other processes wait. What was never settled is unclear once its lease h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -15,7 +16,7 @@ from attrs import field, frozen
 from sampling_async import Invite, to_json
 from sampling_async._contract.records import hidden
 from sampling_async.notifications._entries import member_key, member_text
-from sampling_async.routing._history import CLOCK_STEP, Caps, Link, MemberHistory
+from sampling_async.routing._history import CLOCK_STEP, Caps, Histories, Link, MemberHistory
 from sampling_async.routing._route import Offer
 
 if TYPE_CHECKING:
@@ -38,12 +39,17 @@ _SETTLE: Final = (
     "UPDATE links SET state = ?, until = ?, changed = ?, code = ?, invite = ?, owner = NULL"
     " WHERE member = ? AND quota = ? AND owner = ?"
 )
+_ABANDON: Final = "DELETE FROM links WHERE member = ? AND owner = ?"
 # The invite may be of another survey and quota than requested. It may have been entered already, if it could
 # not be stored at once.
 _INTO_LEDGER: Final = (
     "INSERT INTO invites (key, member, survey, wave, quota, invited, entered) VALUES (?, ?, ?, ?, ?, ?,"
     " (SELECT entered FROM links WHERE member = ? AND quota = ?)) ON CONFLICT (key) DO NOTHING"
 )
+
+
+_READINGS: Final = 60
+"""Readings, one a second, after which no transaction can bring a fact with a lower number any more."""
 
 
 @frozen(kw_only=True)
@@ -86,6 +92,7 @@ class Wish:
     takes_links: bool  # whether a link that waits will do
     caps: Caps
     watches: bool  # whether to wait for what another host may be asking for, by another clock
+    abandoned: Collection[str] = ()  # earlier questions whose requests were certainly not sent
     began: float  # when the member clicked
     seconds: float  # of the lease
 
@@ -94,6 +101,8 @@ def begin(store: SqlStore, wish: Wish, clock: Callable[[], float]) -> Turn:
     """Return the links of a member, or lease the member and write down what is requested now."""
     member = member_text(wish.member_code)
     store.lock(f"links {member}")
+    for owner in wish.abandoned:
+        store.execute(_ABANDON, (member, owner))
     now = clock()
     links, history = _read(store, member, now)
     if written := {link.quota_id for link in links if link.owner == wish.owner}:
@@ -106,10 +115,12 @@ def begin(store: SqlStore, wish: Wish, clock: Callable[[], float]) -> Turn:
         return Turn(history=history, links=sorted(waiting, key=lambda link: -link.asked))
     if history.gets_nothing(wish.caps, now):
         return Turn(history=history)
-    held = {link.quota_id for link in links if link.state == "invited" and link.until > now}
+    surveys, quotas = history.left_out(now)
+    # A pair is invited once: also if its link is too old to be given, or its quota closes and opens again.
+    quotas |= {link.quota_id for link in links if link.state == "invited"}
     choice: dict[int, Offer] = {}
     for offer in wish.offers:
-        if offer.quota_id not in held and history.allows(offer.quota_id, offer.survey_id, now):
+        if offer.quota_id not in quotas and offer.survey_id not in surveys:
             choice.setdefault(offer.survey_id, offer)  # a member gets one link of a survey
     asked = list(choice.values())[: wish.most]
     for offer in asked:
@@ -147,12 +158,12 @@ def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberH
     requested = {link.quota_id for link in links}
     for end in store.execute(_ENDS.format(columns="", condition="member = ?"), (member,)):
         history.add_end(*end)
-    query = "SELECT survey, quota, entered FROM invites WHERE member = ?"
-    for survey_id, quota_id, entered in store.execute(query, (member,)):
+    query = "SELECT survey, quota, invited, entered FROM invites WHERE member = ?"
+    for survey_id, quota_id, invited, entered in store.execute(query, (member,)):
         if entered is not None:
             history.add_start(survey_id, quota_id, entered)
         elif quota_id not in requested:
-            history.add_invite(survey_id)
+            history.add_invite(survey_id, invited)
     return links, history
 
 
@@ -165,8 +176,7 @@ def settle(
     for each in settled:
         offer = each.offer
         if each.state is None:
-            change = "DELETE FROM links WHERE member = ? AND quota = ? AND owner = ?"
-            store.execute(change, (member, offer.quota_id, owner))
+            store.execute(f"{_ABANDON} AND quota = ?", (member, owner, offer.quota_id))
             continue
         invite = None if each.invite is None else to_json(each.invite).decode()
         values = (each.state, each.until, now, each.code, invite, member, offer.quota_id, owner)
@@ -175,6 +185,15 @@ def settle(
             key = member_key(each.invite.survey_id, each.invite.wave_id, member_code)
             row = (key, member, each.invite.survey_id, each.invite.wave_id, offer.quota_id, now)
             store.execute(_INTO_LEDGER, (*row, member, offer.quota_id))
+    return _read(store, member, now)[1]
+
+
+def abandon(store: SqlStore, member_code: str, owners: Collection[str], now: float) -> MemberHistory:
+    """Delete what was written down by questions whose requests were certainly not sent."""
+    member = member_text(member_code)
+    store.lock(f"links {member}")
+    for owner in owners:
+        store.execute(_ABANDON, (member, owner))
     return _read(store, member, now)[1]
 
 
@@ -195,49 +214,56 @@ Row: TypeAlias = "tuple[str, str, tuple[Any, ...]]"
 class Changes:
     """Reads what the store knows of all members, and then what was added to it. It is used by one task."""
 
-    def __init__(self, store: SqlStore, seconds: float) -> None:
+    def __init__(self, store: SqlStore) -> None:
         self._store = store
-        self._seconds = seconds  # how far back a whole reading goes
-        self._last_fact = 0
         self._read_at = 0.0
-        self._seen: set[Row] = set()  # links of the last minute
+        self._seen: set[Row] = set()  # rows of the last minute
+        self._marks: deque[int] = deque(maxlen=_READINGS)  # the last fact that there was at each reading
 
-    def all(self, now: float) -> dict[str, MemberHistory]:
-        """Return the histories of all members. It may block."""
-        histories: dict[str, MemberHistory] = {}
-        since = now - self._seconds
+    def all(self, since: float, now: float) -> Histories:
+        """Return the histories of all members, from a moment on. It may block."""
+        histories = Histories()
         with self._store.reading("cannot be read", is_long=True) as run:
+            last = _last_fact(run)
             apply(_links_since(run, since), histories, now)
-            apply(self._ends(run, 0, since), histories, now)
+            apply(_ends(run, 0, since), histories, now)
             entries = "SELECT member, survey, quota, entered FROM invites WHERE entered > ?"
             apply(((member, "start", tuple(row)) for member, *row in run(entries, (since,))), histories, now)
             invites = (
-                "SELECT member, survey FROM invites AS i WHERE invited > ? AND entered IS NULL AND NOT EXISTS"
-                " (SELECT 1 FROM links AS l WHERE l.member = i.member AND l.quota = i.quota)"
+                "SELECT member, survey, invited FROM invites AS i WHERE invited > ? AND entered IS NULL AND NOT"
+                " EXISTS (SELECT 1 FROM links AS l WHERE l.member = i.member AND l.quota = i.quota)"
             )
-            apply(((member, "invite", (survey,)) for member, survey in run(invites, (since,))), histories, now)
+            apply(((member, "invite", tuple(row)) for member, *row in run(invites, (since,))), histories, now)
         self._read_at = now
+        self._marks.append(last)
         return histories
 
     def added(self, now: float) -> list[Row]:
         """Return what was added since the last reading. It may block.
 
-        The store may have been written to by a clock that differs, so the last minute is read again.
+        The store may have been written to by a clock that differs, so the last minute is read again. A fact may
+        become visible after one with a higher number, so those of the last minute are read again as well.
         """
         since = self._read_at - CLOCK_STEP
         with self._store.reading("cannot be read") as run:
-            links = set(_links_since(run, since))
-            rows = list(links - self._seen)
-            rows += self._ends(run, self._last_fact, -inf)
-        # What is being requested is looked at again: it becomes unclear when its lease ends.
-        self._read_at, self._seen = now, {row for row in links if "asking" not in row[2]}
-        return rows
+            last = _last_fact(run)
+            rows = {*_links_since(run, since), *_ends(run, self._marks[0], -inf)}
+        added = list(rows - self._seen)
+        self._read_at, self._seen = now, rows
+        self._marks.append(last)
+        return added
 
-    def _ends(self, run: Callable[..., Any], after: int, since: float) -> Iterator[Row]:
-        query = _ENDS.format(columns="id, member,", condition="id > ? AND at > ?")
-        for number, member, *end in run(query, (after, since)):
-            self._last_fact = max(self._last_fact, number)
-            yield member, "end", tuple(end)
+
+def _last_fact(run: Callable[..., Any]) -> int:
+    """Return the last fact, of whatever kind. Most are of quotas, and need not be looked at again."""
+    last: int = run("SELECT coalesce(max(id), 0) FROM facts").fetchone()[0]
+    return last
+
+
+def _ends(run: Callable[..., Any], after: int, since: float) -> Iterator[Row]:
+    query = _ENDS.format(columns="member,", condition="id > ? AND at > ?")
+    for member, *end in run(query, (after, since)):
+        yield member, "end", tuple(end)
 
 
 def _links_since(run: Callable[..., Any], since: float) -> Iterator[Row]:
@@ -247,12 +273,10 @@ def _links_since(run: Callable[..., Any], since: float) -> Iterator[Row]:
         yield member, "link", tuple(link)
 
 
-def apply(rows: Iterable[Row], histories: dict[str, MemberHistory], now: float) -> None:
+def apply(rows: Iterable[Row], histories: Histories, now: float) -> None:
     """Add rows to the histories of their members, by the text of the member in the store."""
     for member, what, values in rows:
-        history = histories.get(member)
-        if history is None:
-            history = histories[member] = MemberHistory()
+        history = histories.of(member)
         if what == "link":
             history.add_link(Link(*values), now)
         elif what == "end":
@@ -261,3 +285,4 @@ def apply(rows: Iterable[Row], histories: dict[str, MemberHistory], now: float) 
             history.add_start(*values)
         else:
             history.add_invite(*values)
+        histories.put(member, history)

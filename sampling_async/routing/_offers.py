@@ -17,18 +17,18 @@ from sampling_async._protocol.rates import LearnedRates
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._entries import member_text
 from sampling_async.notifications._rates import read_rates
-from sampling_async.routing._history import DAY
+from sampling_async.routing._history import DAY, Histories, MemberHistory
 from sampling_async.routing._links import Changes, apply
 from sampling_async.routing._route import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from sampling_async.matching import LiveIndex, Member
     from sampling_async.matching._program import Target
     from sampling_async.matching._segment import CompiledPart
     from sampling_async.notifications._sql import SqlStore
-    from sampling_async.routing._history import Caps, MemberHistory
+    from sampling_async.routing._history import Caps
 
 _LOG: Final = logging.getLogger("sampling_async.routing")
 _POSSIBLE: Final = 0.5  # the chance of a quota that a member may match, beside one that it certainly does
@@ -53,9 +53,9 @@ class OfferBook:
         self._clock = clock
         self._store = store
         self._seconds = seconds  # of links and ends that are known
-        self._changes = Changes(store, seconds)
-        self._histories: dict[str, MemberHistory] = {}
-        self._read_on: float | None = None  # the UTC day on which all histories were read
+        self._changes = Changes(store)
+        self._histories: Histories | None = None  # None until they were read
+        self._cleared_on = 0.0  # the UTC day on which what is too old was forgotten
         self._rates = LearnedRates()
         self._rates_at = -inf
         # The values of the quotas of each part of the index, as long as it lives.
@@ -64,22 +64,25 @@ class OfferBook:
     async def follow(self) -> None:
         """Read what the store has got since the last time, from other processes too.
 
-        Once a UTC day all is read anew: what is older than the router remembers goes.
+        Once a UTC day, what is older than the router remembers is forgotten.
         """
         now = self._clock()
+        today, oldest = now // DAY, now - self._seconds
         try:
-            if self._read_on != now // DAY:
-                self._histories = await in_thread(self._changes.all, now)
-                self._read_on = now // DAY
+            if self._histories is None:
+                self._histories, self._cleared_on = await in_thread(self._changes.all, oldest, now), today
             else:
                 rows = await in_thread(self._changes.added, now)
                 for begin in range(0, len(rows), _SLICE):
                     apply(rows[begin : begin + _SLICE], self._histories, now)
                     await checkpoint()
+                if self._cleared_on != today:
+                    self._cleared_on = today
+                    await self._histories.forget(oldest, now)
             if not self._rates_at <= now < self._rates_at + _RATES_SECONDS:
                 # What was entered a moment ago has had no time to end.
-                since, until = now - self._seconds, now - _UNDECIDED_SECONDS
-                self._rates, self._rates_at = await in_thread(self._read_rates, since, until), now
+                until = now - _UNDECIDED_SECONDS
+                self._rates, self._rates_at = await in_thread(self._read_rates, oldest, until), now
                 self._values.clear()
         except StoreError as exc:
             self.store_failure.failed(exc)
@@ -97,7 +100,8 @@ class OfferBook:
 
     def learn(self, member_code: str, history: MemberHistory) -> None:
         """Take over what the store knows of a member."""
-        self._histories[member_text(member_code)] = history
+        if self._histories is not None:
+            self._histories.put(member_text(member_code), history)
 
     def best(self, member: Member, most: int) -> list[Offer]:
         """Return what a member fits now, the best first, one quota a survey."""
@@ -123,24 +127,26 @@ class OfferBook:
 
     def _fitting(self, member: Member) -> list[Iterator[tuple[float, float, Target]]]:
         """Return iterators over the quotas that a member fits now, each from the best on."""
-        history, now = self._histories.get(member_text(member.member_code)), self._clock()
-        if history is not None and history.gets_nothing(self._caps, now):
+        now, history = self._clock(), MemberHistory()
+        if self._histories is not None:
+            history = self._histories.of(member_text(member.member_code))
+        if history.gets_nothing(self._caps, now):
             return []
-        matched = self._live.match(member)
+        left_out, matched = history.left_out(now), self._live.match(member)
         return [
-            self._from_the_best(part, bits, share, history, now)
+            self._from_the_best(part, bits, share, *left_out)
             for quotas, share in ((matched.certain, 1.0), (matched.possible, _POSSIBLE))
             for part, bits in quotas.parts()
         ]
 
     def _from_the_best(
-        self, part: CompiledPart, bits: int, share: float, history: MemberHistory | None, now: float
+        self, part: CompiledPart, bits: int, share: float, surveys: Container[int], quotas: Container[int]
     ) -> Iterator[tuple[float, float, Target]]:
         fits = bits.to_bytes(len(part.targets) // 8 + 1, "little")
         for value, bit in self._values_of(part):
             if fits[bit >> 3] >> (bit & 7) & 1:
                 target = part.targets[bit]
-                if history is None or history.allows(target.quota.quota_id, target.survey.survey_id, now):
+                if target.survey.survey_id not in surveys and target.quota.quota_id not in quotas:
                     yield value * share, share, target
 
     def _values_of(self, part: CompiledPart) -> list[tuple[float, int]]:

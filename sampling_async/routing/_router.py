@@ -8,7 +8,9 @@ import time
 import weakref
 from collections import Counter
 from functools import partial
+from math import inf
 from pathlib import Path
+from secrets import token_hex
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -24,7 +26,6 @@ from sampling_async._contract.checks import (
     whole_number,
 )
 from sampling_async._pacing.background import BackgroundService
-from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import join_uncancelled, start
 from sampling_async._protocol.lessons import Lesson
 from sampling_async._protocol.requests import member_code_of
@@ -32,9 +33,9 @@ from sampling_async.matching import LiveIndex, Member
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._stores import sql_store_of
-from sampling_async.routing._click import Click, RouteStep
+from sampling_async.routing._click import Flight, Flights
 from sampling_async.routing._history import DAY, Caps, lesson_of, refused_until
-from sampling_async.routing._links import Settlement, Wish, begin, enter, settle
+from sampling_async.routing._links import Settlement, Wish, abandon, begin, enter, settle
 from sampling_async.routing._offers import OfferBook
 from sampling_async.routing._route import Offer, Route, RouterStatus, RouteStatus
 from sampling_async.routing._tempo import Tempo
@@ -45,16 +46,16 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from sampling_async import Invite, InviteOutcome
+    from sampling_async import InviteOutcome
     from sampling_async._contract.checks import Text
     from sampling_async.notifications._stores import AnyStore
     from sampling_async.routing._history import Link, MemberHistory
+    from sampling_async.routing._links import Turn
 
 _LOG: Final = logging.getLogger("sampling_async.routing")
 _CHOICE: Final = 20  # offers among which the store may choose
 _LEASE_SECONDS: Final = 1.0  # after the end of a click for which others wait for it
 _LONGEST_LEASE: Final = 60.0  # if the process dies, the member waits no longer
-_WATCH_SECONDS: Final = 1.0  # for which a click waits for what may be leased by another clock
 _LATE_SECONDS: Final = 10.0  # for which the response of a click that has ended is still waited for
 _BUSY_SECONDS: Final = 0.03  # between two looks whether another process has asked
 _FOLLOW_SECONDS: Final = 1.0  # between two looks at what other processes have stored
@@ -63,7 +64,7 @@ _SETTLING: Final = (0.5, 2.0, 8.0)  # pauses before a result is stored again
 _GRACE_SECONDS: Final = 0.5  # for responses, when the router is closed: what comes later is unclear
 _STORED_SECONDS: Final = 0.5  # for which a member who has a link waits until that is stored
 _MOST_UNCLEAR: Final = 2  # requests of one click without a usable response
-_MOST_SPARE: Final = 100_000
+_MOST_KNOWN: Final = 100_000  # invites and questions that are remembered in memory
 
 
 class SurveyRouter(BackgroundService):
@@ -77,10 +78,10 @@ class SurveyRouter(BackgroundService):
                 ... redirect the member to route.url
 
     A pair of member and quota is written to the store before it is requested. It is never requested again while
-    it is unclear whether there is an invite. Two clicks of a member at the same moment make one request and get
-    the same link, in one process or in several that share the store. Links outlast a restart. A link is given
-    again until the member has entered it, its survey has ended for the member, its quota closes, or it is older
-    than its lifetime. The invites are in the `OutcomeLedger` of the store.
+    it is unclear whether there is an invite, nor once there is one. Clicks of a member at the same moment make
+    one request and get the same link, in one process or in several that share the store. Links outlast a
+    restart. A link is given again until the member has entered it, its survey has ended for the member, its
+    quota closes, or it is older than `lifetime`. The invites are in the `OutcomeLedger` of the store.
 
     Args:
         client: The client. Clicks go before its bulks, and do not wait in an outage.
@@ -88,10 +89,12 @@ class SurveyRouter(BackgroundService):
         store: Where links are kept: the store of the inbox, a path, or the address of a database. With the
             store of the inbox, surveys that have ended for a member are known, and completes are counted. None:
             a file that goes with the router, for tests.
-        lifetime: Seconds after which a link that was not entered is not given again.
+        lifetime: Seconds after which a link that was not entered is not given again. The pair is not requested
+            again either: the member gets other surveys, and the invite stays unused. Default: it is given as
+            long as its quota is open.
         caps: How much a member may do on a day.
-        remembers: Days of links and ends that `offers` knows; `route` knows all. It takes about 1 KB of memory
-            for each member who did something in these days.
+        remembers: Days of links and ends that `offers` knows; `route` knows all. It takes about 300 bytes of
+            memory for each member who did something in these days.
         clock: The clock, in seconds since 1970.
 
     Raises:
@@ -106,7 +109,7 @@ class SurveyRouter(BackgroundService):
         live: LiveIndex,
         *,
         store: AnyStore | None,
-        lifetime: float = 1800.0,
+        lifetime: float | None = None,
         caps: Caps | None = None,
         remembers: float = 30.0,
         clock: Callable[[], float] = time.time,
@@ -116,7 +119,7 @@ class SurveyRouter(BackgroundService):
         require_instance(live, LiveIndex, "live", "a LiveIndex")
         require_instance(caps, Caps | None, "caps", "a Caps, such as Caps(starts=10)")
         require_functions(clock=clock)
-        self._lifetime = number_above_0(lifetime, "lifetime", "seconds")
+        self._lifetime = inf if lifetime is None else number_above_0(lifetime, "lifetime", "seconds")
         seconds = number_above_0(remembers, "remembers", "days") * DAY
         if store is None:
             folder = mkdtemp(prefix="sampling-links-")
@@ -130,9 +133,8 @@ class SurveyRouter(BackgroundService):
         self._book = OfferBook(live, opened.copy(), seconds=seconds, caps=self._caps, clock=clock)
         self._committer = Committer(opened)
         self._tempo = Tempo()
-        self._busy: dict[str, anyio.Event] = {}  # the members with a click
-        self._steps = 0  # that run
-        self._idle = Notifier()
+        self._flights = Flights(self._fly)
+        self._abandoned: dict[str, list[str]] = {}  # questions that may be in the store, and were not followed
         self._tasks: TaskGroup | None = None
         self._is_closing = False
         self._counts: Counter[str] = Counter()
@@ -158,12 +160,12 @@ class SurveyRouter(BackgroundService):
         self._is_closing = True
         try:
             with anyio.move_on_after(_GRACE_SECONDS):
-                while self._steps:
-                    await self._idle.wait()
+                await self._flights.over()
         finally:
             try:
                 await super().__aexit__(exc_type, exc, traceback)
             finally:
+                self._flights.release()
                 await join_uncancelled(start(self._committer.stop))
 
     async def _work(self) -> None:
@@ -172,6 +174,7 @@ class SurveyRouter(BackgroundService):
             while True:
                 await anyio.sleep(_RETRY_SECONDS if self._book.store_failure.reason else _FOLLOW_SECONDS)
                 await self._book.follow()
+                await self._clear_up()
 
     # --- What members are shown
 
@@ -233,28 +236,35 @@ class SurveyRouter(BackgroundService):
         """
         require_instance(member, Member, "member", "a Member, with its code and its answers")
         member_code_of(member.member_code)
-        chosen = None if quota_ids is None else [whole_id(each, "each of quota_ids") for each in quota_ids]
+        chosen = None if quota_ids is None else tuple(whole_id(each, "each of quota_ids") for each in quota_ids)
         seconds, began = number_above_0(within, "within", "seconds"), anyio.current_time()
-        watches_until = began + min(_WATCH_SECONDS, seconds / 2)
-        click = Click(member, chosen, self._clock(), began + seconds, watches_until)
         self._must_be_inside()
         if self._is_closing or self._finished:
             raise RuntimeError("the survey router is closed")
-        try:
-            with anyio.move_on_after(seconds):
-                await self._follow(click)
-        finally:
-            click.is_over = True
-        invite, status = click.invite, click.status
+        assert self._tasks is not None
+        flight, is_first = self._flights.board(self._tasks, member, chosen, self._clock(), seconds)
+        await flight.wait(seconds)
+        if flight.failure is not None:
+            try:
+                raise flight.failure.with_traceback(None)
+            finally:
+                del flight  # no cycle of the exception, its traceback and this frame
+        invite, status, is_repeat = flight.invite, flight.status, flight.is_repeat or not is_first
         self._clicks[status] += 1
-        self._counts["repeats"] += click.is_repeat
+        enter = None
+        if invite is not None:
+            self._counts["repeats"] += is_repeat
+            if (member.member_code, flight.quota_id) in self._spare:
+                del self._spare[member.member_code, flight.quota_id]
+                self._client.count_unused(-1)
+            enter = partial(self.entered, member.member_code, flight.quota_id)
         return Route(
             status=status,
             invite=invite,
-            is_repeat=click.is_repeat,
-            asked=click.asked,
+            is_repeat=is_repeat and invite is not None,
+            asked=flight.asked if is_first else 0,
             seconds=anyio.current_time() - began,
-            enter=None if invite is None else partial(self.entered, member.member_code, click.quota_id),
+            enter=enter,
         )
 
     async def entered(self, member_code: Text, quota_id: int) -> None:
@@ -270,105 +280,108 @@ class SurveyRouter(BackgroundService):
         operation = partial(enter, member_code=code, quota_id=quota_id, now=self._clock())
         await self._store(code, operation)
 
-    async def _follow(self, click: Click) -> None:
-        """Do what a click needs, while it waits."""
-        code = click.member.member_code
-        while code in self._busy:  # an earlier click of the member
-            await self._busy[code].wait()
-        over = self._busy[code] = anyio.Event()
+    async def _fly(self, flight: Flight) -> None:
         try:
-            while await self._step(click):
+            while await self._step(flight):
                 pass
-        finally:
-            del self._busy[code]
-            over.set()
-
-    async def _step(self, click: Click) -> bool:
-        """Ask for some quotas, wait for what comes of it, and return whether the click goes on."""
-        is_too_late = click.left <= 0 or (click.asked and not self._tempo.has_time(click.left))
-        if is_too_late or self._is_closing:
-            return False
-        step = RouteStep(click, self._choice(click))
-        assert self._tasks is not None
-        # In a task of its own: it goes on if the click is cancelled, or ends before the response comes.
-        self._steps += 1
-        self._tasks.start_soon(self._run, step)
-        await step.over.wait()
-        if step.failure is not None:
-            raise step.failure
-        if step.goes_on and click.is_busy:
-            await anyio.sleep(_BUSY_SECONDS)
-        return step.goes_on
-
-    def _choice(self, click: Click) -> list[Offer]:
-        if self._live.age is None:  # there is no inventory yet; a link of an earlier click may do
-            return []
-        if click.quota_ids is not None:
-            return self._book.among(click.member, click.quota_ids)
-        return self._book.best(click.member, _CHOICE)
-
-    async def _run(self, step: RouteStep) -> None:
-        try:
-            await self._turn(step)
         except StoreError as exc:
             self._book.store_failure.failed(exc)
-        except Exception as exc:  # noqa: BLE001  raised in the task of the click
-            step.failure = exc
-        finally:
-            step.over.set()
-            self._steps -= 1
-            self._idle.notify()
+        except Exception as exc:  # noqa: BLE001  raised in the tasks of the clicks
+            flight.failure = exc
 
-    async def _turn(self, step: RouteStep) -> None:
-        click = step.click
+    async def _step(self, flight: Flight) -> bool:
+        """Ask the store, and for some quotas, and return whether the flight goes on."""
+        is_too_late = flight.left <= 0 or (flight.asked and not self._tempo.has_time(flight.left))
+        if is_too_late or self._is_closing:
+            return False
+        goes_on = await self._turn(flight)
+        if goes_on and flight.is_busy:
+            await anyio.sleep(_BUSY_SECONDS)
+        return goes_on
+
+    def _choice(self, flight: Flight) -> list[Offer]:
+        if self._live.age is None:  # there is no inventory yet; a link of an earlier click may do
+            return []
+        if flight.quota_ids is not None:
+            return self._book.among(flight.member, flight.quota_ids)
+        return self._book.best(flight.member, _CHOICE)
+
+    async def _turn(self, flight: Flight) -> bool:
+        code, offers = flight.member.member_code, self._choice(flight)
         wish = Wish(
-            owner=step.owner,
-            member_code=click.member.member_code,
-            offers=step.offers,
-            most=self._tempo.most(click.left),
-            quota_ids=None if click.quota_ids is None else frozenset(click.quota_ids),
-            takes_links=click.takes_links,
+            owner=token_hex(8),
+            member_code=code,
+            offers=offers,
+            most=self._tempo.most(flight.left),
+            quota_ids=None if flight.quota_ids is None else frozenset(flight.quota_ids),
+            takes_links=flight.takes_links,
             caps=self._caps,
-            watches=anyio.current_time() < click.watches_until,
-            began=click.began,
-            seconds=min(max(0.0, click.left), _LONGEST_LEASE) + _LEASE_SECONDS,
+            watches=anyio.current_time() < flight.watches_until,
+            abandoned=tuple(self._abandoned.get(code, ())),
+            began=flight.began,
+            seconds=min(max(0.0, flight.left), _LONGEST_LEASE) + _LEASE_SECONDS,
         )
-        turn = await self._committer.run(partial(begin, wish=wish, clock=self._clock), key=wish.member_code)
-        self._book.learn(wish.member_code, turn.history)
-        click.is_busy = turn.is_busy
+        turn = await self._begin(wish)
+        flight.is_busy = turn.is_busy
         if turn.is_busy:
-            step.goes_on = True
-        elif turn.links:
-            self._give_again(step, turn.links)
-        elif turn.asked:
-            await self._ask(step, turn.asked)
-        elif self._live.age is not None:
-            click.is_refused = True
-            # The store may have known more than this process did: then there may be other offers.
-            step.goes_on = bool(step.offers) and self._choice(click) not in ([], step.offers)
+            return True
+        if turn.links:
+            return self._give_again(flight, turn.links)
+        if turn.asked:
+            return await self._ask(flight, wish.owner, turn.asked)
+        if self._live.age is None:
+            return False
+        flight.is_refused = True
+        # The store may have known more than this process did: then there may be other offers.
+        return bool(offers) and self._choice(flight) not in ([], offers)
 
-    def _give_again(self, step: RouteStep, links: Sequence[Link]) -> None:
+    async def _begin(self, wish: Wish) -> Turn:
+        code = wish.member_code
+        try:
+            turn = await self._committer.run(partial(begin, wish=wish, clock=self._clock), key=code)
+        except StoreError:
+            # It may be stored all the same: whether the store has committed it is not known.
+            self._abandoned.setdefault(code, []).append(wish.owner)
+            _shorten(self._abandoned)
+            raise
+        self._forget_abandoned(code, wish.abandoned)
+        self._book.learn(code, turn.history)
+        return turn
+
+    def _forget_abandoned(self, member_code: str, owners: Collection[str]) -> None:
+        left = [owner for owner in self._abandoned.pop(member_code, ()) if owner not in owners]
+        if left:
+            self._abandoned[member_code] = left
+
+    async def _clear_up(self) -> None:
+        """Have what was written down and not followed deleted, so that other processes need not wait for it."""
+        while self._abandoned and not self._book.store_failure.reason:
+            code = next(iter(self._abandoned))
+            owners = tuple(self._abandoned[code])
+            operation = partial(abandon, member_code=code, owners=owners, now=self._clock())
+            try:
+                self._book.learn(code, await self._committer.run(operation, key=code))
+            except StoreError as exc:
+                self._book.store_failure.failed(exc)
+            else:
+                self._forget_abandoned(code, owners)
+
+    def _give_again(self, flight: Flight, links: Sequence[Link]) -> bool:
         for link in links:
             # Without an inventory nobody knows better.
             if self._live.age is None or self._live.is_open(link.quota_id):
-                self._give(step.click, link.quota_id, link.invite)
-                step.click.is_repeat = step.click.invite is not None
-                return
-        step.click.takes_links, step.goes_on = False, True
+                flight.invite, flight.quota_id, flight.is_repeat = link.invite, link.quota_id, True
+                return False
+        flight.takes_links = False
+        return True
 
-    def _give(self, click: Click, quota_id: int, invite: Invite) -> None:
-        """Give a click its invite; if it has ended, the next one finds it in the store."""
-        if not click.is_over:
-            click.invite, click.quota_id = invite, quota_id
-            self._spare.pop((click.member.member_code, quota_id), None)
-
-    async def _ask(self, step: RouteStep, asked: Sequence[Offer]) -> None:
-        click, code, began = step.click, step.click.member.member_code, anyio.current_time()
+    async def _ask(self, flight: Flight, owner: str, asked: Sequence[Offer]) -> bool:
+        code, began = flight.member.member_code, anyio.current_time()
         outcomes: Sequence[InviteOutcome] = ()
-        left = click.left
-        if left > 0 and not click.is_over:
-            click.is_asking = True
-            click.asked += len(asked)
+        left = flight.left
+        if left > 0:
+            flight.is_asking = True
+            flight.asked += len(asked)
             self._counts["asked"] += len(asked)
             quota_ids = [offer.quota_id for offer in asked]
             outcomes = await self._client.ask_at_once(code, quota_ids, within=left, late=_LATE_SECONDS)
@@ -382,14 +395,14 @@ class SurveyRouter(BackgroundService):
             if each.invite is not None:
                 self._counts["invited"] += 1
                 self._spare[code, each.offer.quota_id] = None
+                self._client.count_unused(1)
             else:
                 self._close(each)
-        while len(self._spare) > _MOST_SPARE:
-            del self._spare[next(iter(self._spare))]
+        _shorten(self._spare)
         now = self._clock()
-        await self._store(code, partial(settle, owner=step.owner, member_code=code, settled=settled, now=now))
-        click.is_asking = False  # not if this is cancelled before: then nobody knows
-        self._conclude(step, settled)
+        await self._store(code, partial(settle, owner=owner, member_code=code, settled=settled, now=now))
+        flight.is_asking = False  # not if this is cancelled before: then nobody knows
+        return self._conclude(flight, settled)
 
     def _settlement(self, offer: Offer, outcome: InviteOutcome | None) -> Settlement:
         now = self._clock()
@@ -413,18 +426,19 @@ class SurveyRouter(BackgroundService):
             case _:
                 pass
 
-    def _conclude(self, step: RouteStep, settled: Sequence[Settlement]) -> None:
-        """Take into a click what its request has brought."""
-        click = step.click
-        click.unclear += any(each.state == "unclear" for each in settled)
+    def _conclude(self, flight: Flight, settled: Sequence[Settlement]) -> bool:
+        """Take into a flight what its request has brought, and return whether it goes on."""
+        flight.unclear += any(each.state == "unclear" for each in settled)
         for each in settled:
             if each.invite is not None:
-                self._give(click, each.offer.quota_id, each.invite)
-                return
+                flight.invite, flight.quota_id = each.invite, each.offer.quota_id
+                return False
         if any(lesson_of(each.code) is Lesson.STOP for each in settled):
-            click.is_refused = False  # it is the panel that was refused: the service takes nobody of it
-        elif all(each.state is not None for each in settled) and click.unclear < _MOST_UNCLEAR:
-            click.is_refused = step.goes_on = True
+            flight.is_refused = False  # it is the panel that was refused: the service takes nobody of it
+        elif all(each.state is not None for each in settled) and flight.unclear < _MOST_UNCLEAR:
+            flight.is_refused = True
+            return True
+        return False
 
     async def _store(self, member_code: str, operation: Callable[[Any], MemberHistory]) -> None:
         """Have something stored, and wait for it half a second at most: a member with a link must not wait."""
@@ -450,3 +464,9 @@ class SurveyRouter(BackgroundService):
             else:
                 return
         _LOG.error("it is not stored what became of a request, or that a link was entered: %s", reason)
+
+
+def _shorten(known: dict[Any, Any]) -> None:
+    """Forget the oldest of what would take ever more memory."""
+    while len(known) > _MOST_KNOWN:
+        del known[next(iter(known))]
