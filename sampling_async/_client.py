@@ -16,8 +16,8 @@ from attrs import evolve
 
 from sampling_async._bulk.inputs import AnyIterable, readable
 from sampling_async._bulk.invites import Inviter
-from sampling_async._bulk.options import BULK, BulkOptions, asked_pairs, options_of
-from sampling_async._bulk.source import ChunkSource, FanOutSource, checked_request, source_of, total_of
+from sampling_async._bulk.options import BULK, BulkOptions, asked_pairs, options_of, total_of
+from sampling_async._bulk.source import ChunkSource, FanOutSource, checked_request, source_of
 from sampling_async._bulk.stream import OutcomeStream
 from sampling_async._calls import reports
 from sampling_async._calls.attempt import Feedback
@@ -800,8 +800,8 @@ class SamplingClient:
             weight: As for `bulk_invite`.
             journal: A file that records what is sent and what came back. If the run is killed, start it again
                 with the same input and the same journal: recorded outcomes are returned from the journal, IDs
-                in flight at that time are `unknown`, and the remaining IDs are sent. See `Journal`. A campaign
-                gives its ledger here.
+                in flight at that time are `unknown`, and the remaining IDs are sent. What is recorded and not
+                in the input comes last. See `Journal`. A campaign gives its ledger here.
             repeats: What happens to a pair that comes again in a later request. "once": it is not sent again,
                 and its later place gets the outcome of the first; if that one ended `not_sent`, the later place
                 is sent. "ask": it is sent again, which may make a second invite. An ID repeated within one

@@ -38,7 +38,7 @@ class Panel:
 
     Attributes:
         answers: What a quota answers: a result code, a response, an exception, or an event to wait for before
-            the invite comes.
+            the invite comes; or a tuple of an event and one of the others.
         instead: What its invites say in place of the survey and quota that were requested.
         asked: The pairs that were requested, in their order.
     """
@@ -82,8 +82,10 @@ class Panel:
         for quota_id in doubles.asked(request):
             answer = self.answers.get(quota_id, 1)
             if isinstance(answer, anyio.Event):
-                await answer.wait()
-                answer = 1
+                answer = (answer, 1)
+            if isinstance(answer, tuple):
+                event, answer = answer
+                await event.wait()
             if isinstance(answer, Exception):
                 raise answer
             if isinstance(answer, httpx.Response):

@@ -209,17 +209,18 @@ async def test_clicks_that_share_a_request_each_wait_for_their_own_time():
 
 async def test_the_next_request_of_a_shared_click_has_the_time_of_the_longest():
     panel, routes = Panel(1, 2), {}
-    panel.answers[2] = ResultCode.QUOTA_FULL
-    answer = panel.answers[1] = anyio.Event()
+    full = anyio.Event()
+    panel.answers[2] = (full, ResultCode.QUOTA_FULL)
     async with router_of(panel) as router, anyio.create_task_group() as tasks:
 
         async def go(name, within):
             routes[name] = await click(router, within=within)
 
-        tasks.start_soon(go, "short", 0.3)
+        tasks.start_soon(go, "short", 1.1)
+        await panel.began.wait()
         tasks.start_soon(go, "long", LONG)
         await until(lambda: "short" in routes)
-        answer.set()
+        full.set()
     assert routes["long"].invite.quota_id == 1
     assert panel.asked == [("m-1", 2), ("m-1", 1)]
 

@@ -53,6 +53,9 @@ class Kept:
             for code, quota_ids in pairs.items()
         }
 
+    async def rest(self):
+        return {}
+
     def asks_again(self, outcome):
         return outcome.status == "unknown"
 

@@ -42,6 +42,7 @@ ASYNC = sampling_async.SamplingClient
 NOT_BLOCKING = {
     "aclose": "is close()",
     "ask_at_once": "is for other parts of the package",
+    "count_unused": "is for other parts of the package",
     "for_clicks": "likewise",
     "watch_quotas": "is for services that answer from memory; a script calls get_quotas() again",
 }

@@ -44,12 +44,14 @@ class Input(Generic[T]):
     Attributes:
         latest: The item that was read last. The caller sets it to `NOTHING` in the same statement that stores
             the item elsewhere.
+        is_over: Whether all items were read; not after a deadline.
     """
 
     NOTHING: Final = object()
 
     def __init__(self, items: AnyIterable[T], remaining: Callable[[], float] | None) -> None:
         self.latest: Any = Input.NOTHING
+        self.is_over = False
         self._items = items
         self._remaining = remaining
         self._async_iterator: AsyncIterator[T] | None = None
@@ -67,9 +69,13 @@ class Input(Generic[T]):
         if self._prompt is None and self._async_iterator is None:
             self._open()
         if self._async_iterator is not None:
-            await self._read_async(self._async_iterator, remaining)
-            return self.latest is not Input.NOTHING
-        return self._prompt is not None and self._read_next(self._prompt)
+            is_in_time = await self._read_async(self._async_iterator, remaining)
+        else:
+            assert self._prompt is not None
+            is_in_time = True
+            self._read_next(self._prompt)
+        self.is_over = is_in_time and self.latest is Input.NOTHING
+        return self.latest is not Input.NOTHING
 
     def read_now(self) -> bool:
         """Read the next item into `latest`, if no wait is needed for it. Return False if there is none.
@@ -113,12 +119,14 @@ class Input(Generic[T]):
         else:
             self._prompt = iter(self._items)
 
-    async def _read_async(self, source: AsyncIterator[T], remaining: float | None) -> None:
+    async def _read_async(self, source: AsyncIterator[T], remaining: float | None) -> bool:
+        """Read the next item, if there is one; return False if that takes too long."""
         if remaining is None or remaining == inf:
             self.latest = await anext(source, Input.NOTHING)
-            return
-        with anyio.move_on_after(remaining):
+            return True
+        with anyio.move_on_after(remaining) as scope:
             self.latest = await anext(source, Input.NOTHING)
+        return not scope.cancelled_caught
 
     async def aclose(self) -> None:
         """Close the input, if it is an async generator."""

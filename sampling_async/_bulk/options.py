@@ -13,7 +13,7 @@ from sampling_async._bulk.job import Answered, Job
 from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._pacing.limit import Line
-from sampling_async._protocol.requests import MAX_QUOTA_IDS
+from sampling_async._protocol.requests import MAX_QUOTA_IDS, InviteRequest
 from sampling_async._protocol.results import Listed
 
 if TYPE_CHECKING:
@@ -156,3 +156,17 @@ def _share_of(weight: float) -> float:
             f"weight must be a share from {_LEAST_SHARE} to {1 / _LEAST_SHARE:.0f}, not {weight!r}"
         )
     return share
+
+
+_COUNTED: Final = 65_536
+"""The largest number of requests whose quota IDs are counted in advance; it takes some milliseconds."""
+
+
+def total_of(requests: object) -> int | None:
+    """Return the number of quota IDs in all requests; None if it is not known in advance."""
+    if not isinstance(requests, list | tuple | set | frozenset) or len(requests) > _COUNTED:
+        return None
+    if not all(isinstance(request, InviteRequest) for request in requests):
+        # Not an error here: it is raised when the first invalid item is drawn.
+        return None
+    return sum(len(request.quota_ids) for request in requests)

@@ -38,10 +38,6 @@ _COUNTED_AT_ONCE: Final = 4096
 
 _FEW: Final = 128  # the same, for work in which each quota ID may make a different dict grow
 
-_COUNTED: Final = 65_536
-"""The largest number of requests whose quota IDs are counted in advance; it takes some milliseconds."""
-
-
 _DISTINCT_AT_ONCE: Final = 2**17
 """The most quota IDs that are compared with each other in one step: a set of 100,000 takes 5 ms, in C."""
 
@@ -84,16 +80,6 @@ async def counted_in_steps(request: InviteRequest) -> Sequence[Chunk]:
         places.clear()
         await turns.step(_COUNTED_AT_ONCE)
     return chunks
-
-
-def total_of(requests: object) -> int | None:
-    """Return the number of quota IDs in all requests; None if it is not known in advance."""
-    if not isinstance(requests, list | tuple | set | frozenset) or len(requests) > _COUNTED:
-        return None
-    if not all(isinstance(request, InviteRequest) for request in requests):
-        # Not an error here: it is raised when the first invalid item is drawn.
-        return None
-    return sum(len(request.quota_ids) for request in requests)
 
 
 _RECALLED: Final = 1000
@@ -154,8 +140,8 @@ class Recalling:
 def _by_member(places: Iterable[tuple[str, int, int]]) -> dict[str, dict[int, int]]:
     """Return the quota IDs of each member, with their numbers of places."""
     members: dict[str, dict[int, int]] = {}
-    for member_code, quota_id, times in places:
-        members.setdefault(member_code, {})[quota_id] = times
+    for code, quota_id, times in places:
+        members.setdefault(code, {})[quota_id] = times
     return members
 
 
@@ -341,7 +327,7 @@ class FanOutSource:
                 if self._asked is not None and self._asked.needs_index(request.member_code):
                     await self._asked.make_index(request.member_code)
                 self._take(request, counted(request) or await counted_in_steps(request))
-            else:
+            elif not await self._take_rest():
                 return None
         return job
 
@@ -414,6 +400,13 @@ class FanOutSource:
             recalling.counted, self._input.latest = (*recalling.counted, *more), Input.NOTHING
             members.add(request.member_code)
             ids += len(request.quota_ids) or 1
+
+    async def _take_rest(self) -> bool:
+        """Make plans for what the journal has and the input had not; return False if there is no more."""
+        rest = await self._replay.rest() if self._replay is not None and self._input.is_over else {}
+        for code, known in rest.items():
+            self._plans.append(PendingChunks(Chunk.of(code, dict.fromkeys(known, 1)), self._size, known))
+        return bool(rest)
 
     async def _recall(self, recalling: Recalling) -> None:
         """Make plans for the next part, from its outcomes in the journal."""

@@ -135,8 +135,10 @@ class OutcomeStream:
         asked = known - of_journal
         rate = asked / seconds if asked and (seconds := self._seconds()) > 0 else None
         rest = None if self._total is None else self._total - known
-        left = 0.0 if rest == 0 else None if rest is None or rate is None else rest / rate
-        return Progress(taken, answered, replayed, self._total, left, rate, self._inviter.patience_left)
+        left = None if rest is None or (rest > 0 and rate is None) else max(0, rest) / (rate or 1.0)
+        # The rest of a journal comes on top of the input.
+        total = None if self._total is None else max(self._total, taken)
+        return Progress(taken, answered, replayed, total, left, rate, self._inviter.patience_left)
 
     def _seconds(self) -> float:
         """Return the seconds since the block was entered, or between entering and leaving it."""

@@ -313,6 +313,11 @@ class JournalFile:
         with self._alone, _typed(self.path):
             return self._opened().requests(after, member_code)
 
+    def rest(self, after: int, before: int) -> list[JournaledRequest]:
+        """Return the next requests up to chunk `before`, with what was not recalled of them."""
+        with self._alone, _typed(self.path):
+            return self._opened().requests(after, None, rest_before=before)
+
     def back_up(self, path: Path) -> None:
         """Copy the journal, with the file beside it, to another path."""
         with self._alone:

@@ -51,15 +51,25 @@ class Journal:
         accept_damage: Whether to continue with the readable part of a damaged journal. IDs that were sent and
             whose outcome cannot be read are `unknown`. IDs that are missing without a trace are sent again. The
             damaged file is kept, with a name that ends in `-damaged`.
+        only_input: Whether a run returns the outcomes of its input only. Default: when the input is over, it
+            also returns the recorded outcomes of earlier runs that the input had not, such as links of quotas
+            that have closed since, and logs a warning with their number.
 
     Raises:
         InvalidRequestError: The path is not a valid path.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, resend_unknown: bool = False, accept_damage: bool = False
+        self,
+        path: str | os.PathLike[str],
+        *,
+        resend_unknown: bool = False,
+        accept_damage: bool = False,
+        only_input: bool = False,
     ) -> None:
-        self._run = JournalRun(_path_of(path), resend_unknown=resend_unknown, accept_damage=accept_damage)
+        self._run = JournalRun(
+            _path_of(path), resend_unknown=resend_unknown, accept_damage=accept_damage, only_input=only_input
+        )
 
     @safe_repr
     def __repr__(self) -> str:

@@ -44,7 +44,8 @@ PRAGMA synchronous = OFF;
 PRAGMA cache_size = -16000;
 CREATE TABLE member (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
 CREATE TABLE pair (
-    member INTEGER NOT NULL, quota_id INTEGER NOT NULL, chunk INTEGER NOT NULL, PRIMARY KEY (member, quota_id)
+    member INTEGER NOT NULL, quota_id INTEGER NOT NULL, chunk INTEGER NOT NULL, is_recalled INTEGER,
+    PRIMARY KEY (member, quota_id)
 ) WITHOUT ROWID;
 CREATE TABLE answer (chunk INTEGER PRIMARY KEY, row INTEGER NOT NULL);
 """
@@ -54,16 +55,20 @@ WHERE member = (SELECT id FROM member WHERE digest = ?) AND quota_id IN (SELECT 
 """
 _SENT: Final = """
 SELECT row, chunk, member_code, content FROM rows
-WHERE row > ? AND kind = 'sent' AND (? IS NULL OR member_code = ?) ORDER BY row
+WHERE row > ? AND kind = 'sent' AND (? IS NULL OR member_code = ?) AND (? IS NULL OR chunk <= ?) ORDER BY row
+"""
+_RECALLED: Final = """
+UPDATE pair SET is_recalled = 1
+WHERE member = (SELECT id FROM member WHERE digest = ?) AND quota_id IN (SELECT value FROM json_each(?))
 """
 _STILL: Final = """
 SELECT quota_id FROM pair
 WHERE member = (SELECT id FROM member WHERE digest = ?) AND chunk = ?
-AND quota_id IN (SELECT each.value FROM json_each(?) AS each)
+AND quota_id IN (SELECT each.value FROM json_each(?) AS each) AND (? IS NULL OR is_recalled IS NULL)
 """
 _ADD_PAIRS: Final = """
 INSERT OR REPLACE INTO pair
-SELECT member.id, each.value, ? FROM member CROSS JOIN json_each(?) AS each WHERE member.digest = ?
+SELECT member.id, each.value, ?, NULL FROM member CROSS JOIN json_each(?) AS each WHERE member.digest = ?
 """
 _UNINDEXED: Final = 4096
 """The most rows that are not in the index yet."""
@@ -305,30 +310,36 @@ class JournalRows:
     def recall(self, member_code: bytes, quota_ids: Iterable[int]) -> dict[int, Latest]:
         """Return the latest entry of each of these quotas of a member, if it was ever sent."""
         self._index_rows()
-        key = _key_of(member_code)
+        key, asked = _key_of(member_code), json.dumps([*quota_ids])
         known: dict[int, Latest] = {}
         by_row: dict[tuple[int, int], list[int]] = {}
-        for quota_id, chunk, row in self._index.execute(_FIND, (key, json.dumps([*quota_ids]))):
+        for quota_id, chunk, row in self._index.execute(_FIND, (key, asked)):
             known[quota_id] = Latest(chunk, None)
             if row is not None:
                 by_row.setdefault((chunk, row), []).append(quota_id)
+        if known:
+            self._index.execute(_RECALLED, (key, asked))
         for (chunk, row), ids in by_row.items():
             known.update((quota_id, Latest(chunk, line)) for quota_id, line in _lines(self._content(row), ids))
         return known
 
-    def requests(self, after: int, member_code: bytes | None) -> list[JournaledRequest]:
+    def requests(
+        self, after: int, member_code: bytes | None, *, rest_before: int | None = None
+    ) -> list[JournaledRequest]:
         """Return the outcomes of the next chunks after a row, in their order; an empty list after the last.
 
         Args:
             after: The row of the last request that was returned, or 0.
             member_code: Return the chunks of this member only, if given.
+            rest_before: Return the chunks up to this one only, and of them what was not recalled, if given.
         """
         self._index_rows()
         found: list[JournaledRequest] = []
         quotas = 0
-        for row, chunk, member, content in self._database.execute(_SENT, (after, member_code, member_code)):
-            key = _key_of(member)
-            still = {each for (each,) in self._index.execute(_STILL, (key, chunk, content.decode("ascii")))}
+        of_which = (after, member_code, member_code, rest_before, rest_before)
+        for row, chunk, member, content in self._database.execute(_SENT, of_which):
+            asked = (_key_of(member), chunk, content.decode("ascii"), rest_before)
+            still = {each for (each,) in self._index.execute(_STILL, asked)}
             lines: dict[int, bytes | None] = {each: None for each in json.loads(content) if each in still}
             answer = self._index.execute("SELECT row FROM answer WHERE chunk = ?", (chunk,)).fetchone()
             if lines and answer is not None:

@@ -6,6 +6,7 @@ the work of `JournalFile`. This module knows the chunks of this run that are in 
 
 from __future__ import annotations
 
+import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -71,6 +72,10 @@ class Replay(Protocol):
         """Return the recorded outcomes of quotas of some members, without those that were never sent."""
         ...
 
+    async def rest(self) -> Mapping[str, Mapping[int, InviteOutcome]]:
+        """Return some recorded outcomes of earlier runs that were not recalled; none after the last."""
+        ...
+
     def asks_again(self, outcome: InviteOutcome) -> bool:
         """Return whether to send a quota ID again that has this outcome."""
         ...
@@ -82,6 +87,7 @@ class Replay(Protocol):
         """Note that a chunk is no longer in flight."""
 
 
+_LOG: Final = logging.getLogger("sampling_async.journal")
 _AT_ONCE: Final = 10_000  # quota IDs that are checked before the event loop gets a turn
 
 
@@ -92,15 +98,25 @@ class JournalRun:
         path: The file. It is created if it does not exist.
         resend_unknown: Whether to send `unknown` quota IDs again.
         accept_damage: Whether to continue with the readable part of a damaged journal.
+        only_input: Whether to return the outcomes of the input only, without the rest of the journal.
 
     Attributes:
         path: As given.
         resend_unknown: As given.
     """
 
-    def __init__(self, path: Path, *, resend_unknown: bool = False, accept_damage: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resend_unknown: bool = False,
+        accept_damage: bool = False,
+        only_input: bool = False,
+    ) -> None:
         self.path = path
         self.resend_unknown = resend_unknown
+        self._only_input = only_input
+        self._rest_row = self._rest_count = 0  # how far the rest was returned
         self._accept_damage = accept_damage
         self._owner = ("", "")
         self._file: JournalFile | None = None
@@ -133,6 +149,7 @@ class JournalRun:
                 "is in use by another fan-out; use a separate journal for each", path=self.path, in_use=True
             )
         self._in_flight.clear()
+        self._rest_row = self._rest_count = 0
         self._settled = Notifier()
         self._commits = SharedRun(self._commit)
         file = self._file = journal_file(self.path, self._owner, accept_damage=self._accept_damage)
@@ -202,6 +219,28 @@ class JournalRun:
             known.append(await in_thread(_recalled, self._opened(), pairs, self._chunks_before or 0))
         return known[0]
 
+    async def rest(self) -> dict[str, dict[int, InviteOutcome]]:
+        """Return some recorded outcomes of earlier runs that were not recalled; none after the last.
+
+        If this is cancelled, the next call returns the same.
+        """
+        if self._only_input or not self._chunks_before:
+            return {}
+        found: dict[str, dict[int, InviteOutcome]] = {}
+        row: int | None = self._rest_row
+        while row is not None and not found:
+            row, found = await in_thread(_rest, self._opened(), row, self._chunks_before)
+            self._rest_row = self._rest_row if row is None else row
+        self._rest_count += sum(map(len, found.values()))
+        if not found and self._rest_count:
+            _LOG.warning(
+                "%s: %d recorded outcomes are of pairs that the input has not; they were returned after it",
+                self.path,
+                self._rest_count,
+            )
+            self._rest_count = 0
+        return found
+
     def asks_again(self, outcome: InviteOutcome) -> bool:
         """Return whether to send a quota ID again that has this outcome."""
         return self.resend_unknown and outcome.status == "unknown"
@@ -259,6 +298,18 @@ def journal_file(path: Path, owner: tuple[str, str] | None, *, accept_damage: bo
     from sampling_async._journal.file import JournalFile  # noqa: PLC0415  with sqlite3, for runs that have one
 
     return JournalFile(path, owner, accept_damage=accept_damage)
+
+
+def _rest(file: JournalFile, after: int, before: int) -> tuple[int | None, dict[str, dict[int, InviteOutcome]]]:
+    """Return outcomes up to chunk `before` that were not recalled, and the last row; None after the last."""
+    requests = file.rest(after, before)
+    found: dict[str, dict[int, InviteOutcome]] = {}
+    for request in requests:
+        code = request.member_code.decode()
+        outcomes = outcomes_of(code, request.lines, file.path, replayed=True)
+        if known := {each.quota_id: each for each in outcomes if each.status != "not_sent"}:
+            found.setdefault(code, {}).update(known)
+    return requests[-1].row if requests else None, found
 
 
 def _recalled(
