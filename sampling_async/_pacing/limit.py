@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Rates, in attempts a second.
 _FIRST_RATE: Final = 10.0  # after the first refusal, if too few responses came before it to measure a rate
 _LEAST_RATE: Final = 0.2
-_LEAST_GUESSED_RATE: Final = 1.0  # the least rate that is only guessed, if any attempt was accepted before
+_LEAST_GUESSED_RATE: Final = 1.0  # the least rate that is only guessed
 
 # How a rate is set by a refusal, and how it grows again.
 _ENOUGH: Final = 8  # accepted attempts that are enough for a measurement
@@ -37,14 +37,22 @@ _LEAST_GROWTH: Final = 0.03  # a second, for each one: a rate that is far too lo
 _REGAINED_COST: Final = 3.0
 _DOUBLED_COST: Final = 60.0
 _UNSURE: Final = 6.0  # the first measurement is rough, so the limit is tried sooner
+_UNSURE_FOR: Final = 12.0  # and after so many seconds the rate is twice as high, however few attempts there are
 
 # A storm: several refusals, and nothing accepted in between. It says nothing of the rate. The pause before the
 # next attempt doubles, in seconds. After it, the rate begins here and doubles with time up to that of before.
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
 _CLIMB_FROM: Final = 4.0
-_CLIMB_DOUBLED_IN: Final = 0.25
+_DOUBLED_IN: Final = 0.2
 _MOST_DOUBLINGS: Final = 64.0
+
+# Trouble: refusals with fewer seconds than this between two of them. It may have made the rate far too low.
+# After a second without a refusal, the rate doubles with time, up to that of before. If that is refused, the next
+# trial comes after twice as many seconds, and after some trials the low rate is believed.
+_TROUBLE: Final = 5.0
+_CALM: Final = 1.0
+_LONGEST_CALM: Final = 8.0
 
 # When it is tried without a rate: after so many refusals, if the rate fell to this share of the highest.
 _REFUSALS: Final = 5
@@ -101,6 +109,11 @@ class Pace:
         self._is_dry = False  # whether nothing was accepted since the latest refusal
         self._pause = 0.0  # seconds between two attempts in a storm; 0 if there is none
         self._climb, self._climbs_since = inf, -inf  # after a storm: the rate, until it is the known one again
+        self._before = inf  # the rate before trouble
+        self._calm = _CALM  # seconds without a refusal after which that is tried again
+        self._well_for = 0.0  # seconds with attempts, since the latest refusal
+        self._is_tried = False
+        self._lift = 1.0  # the factor that time adds to the known rate
         self._stretches: deque[_Stretch] = deque(maxlen=_MOST_REFUSALS)  # the latest, since the latest trial
         self._highest = 0.0  # the highest rate since then
         self._needed = _REFUSALS
@@ -119,7 +132,7 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        return min(self._climb, self._known_rate)
+        return min(self._climb, self._known_rate * self._lift)
 
     @property
     def gap(self) -> float:
@@ -163,12 +176,17 @@ class Pace:
                 self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
         elif self._unpaced is None or not self._unpaced.goes_on(self._stretch, now):
             self._end_trial(now)
-            self._set_rate(now)
+            before, is_tried = self.rate, self._is_tried
+            if not (is_tried and self._is_measured):  # such a trial says nothing new of the rate
+                self._set_rate(now)
+            self._note_trouble(now, before, is_tried=is_tried)
             self._stretches.append(self._stretch)
             if self._slowing_does_not_help():
                 self._unpaced = _Unpaced(self._stretches, now)
         self._refused_at, self._latest_at, self._is_dry = now, now, True
-        self._is_resumed, self._climb, self.is_on = False, inf, self._unpaced is None
+        self._is_resumed, self._is_tried = False, False
+        self._climb, self._lift, self._well_for = inf, 1.0, 0.0
+        self.is_on = self._unpaced is None
         self._next_at = max(self._next_at, now + self.gap) if self.is_on else now
 
     def _set_rate(self, now: float) -> None:
@@ -196,10 +214,17 @@ class Pace:
                 mean = stretch.let_through / max(now - self._refused_at, 1e-6)
                 latest = min(rate, sqrt(latest * min(latest, mean)))
             self._rate = latest
-        self._rate = max(
-            self._rate, _LEAST_GUESSED_RATE if stretch.accepted and not self._is_measured else _LEAST_RATE
-        )
+        self._rate = max(self._rate, _LEAST_RATE if self._is_measured else _LEAST_GUESSED_RATE)
         self._highest = max(self._highest, self._rate)
+
+    def _note_trouble(self, now: float, before: float, *, is_tried: bool) -> None:
+        """Remember the rate of before while refusals follow each other, and what a trial of it has shown."""
+        if is_tried:
+            self._calm *= 2
+            if self._cost or self._calm > _LONGEST_CALM:  # it was dear, or tried often: so it is the new rate
+                self._before = self._rate
+        elif self._refused_at == inf or now - self._refused_at > _TROUBLE:
+            self._before, self._calm = self._rate if self._is_measured else before, _CALM
 
     def _slowing_does_not_help(self) -> bool:
         """Return whether to try it without a rate: it has fallen, and attempts are refused all the same."""
@@ -242,11 +267,14 @@ class Pace:
             held = max(0.0, min(now, self._held_until) - self._refused_at)
             self._cost = held * self._rate if self._rate < inf else 0.0
         self._stretch.begun += 1
+        # A client that rests learns nothing: of a long time without attempts, only a second counts.
+        self._well_for += min(_CALM, max(0.0, now - max(self._latest_at, self._held_until)))
         self._latest_at = now
         if self._climb < inf:
-            doublings = min(_MOST_DOUBLINGS, (now - self._climbs_since) / _CLIMB_DOUBLED_IN)
+            doublings = min(_MOST_DOUBLINGS, (now - self._climbs_since) / _DOUBLED_IN)
             climb = _CLIMB_FROM * 2**doublings
             self._climb = climb if climb < self._known_rate else inf
+        self._lift_with_time()
         if self.is_on:
             gap = self.gap
             # The next attempt may begin one gap after this one was due. If this one is much later than due, the
@@ -256,6 +284,16 @@ class Pace:
             # turns of those who did not wait would add up, and outlast the guess.
             due = min(now, max(self._next_at, now - min(_TIMER_LATENESS, gap / 10)))
             self._next_at = due + gap
+
+    def _lift_with_time(self) -> None:
+        """Let time raise the rate: after trouble to that of before, and a rough measurement beyond it."""
+        known, self._lift = self._known_rate, 1.0
+        self._is_tried = self._well_for > self._calm and known < self._before
+        if self._is_tried:
+            doublings = min(_MOST_DOUBLINGS, (self._well_for - self._calm) / _DOUBLED_IN)
+            self._lift = min(self._before / known, 2**doublings)
+        elif self._is_measured and not self._is_sure:
+            self._lift += (self._well_for / _UNSURE_FOR) ** 3
 
 
 class _Stretch:

@@ -22,7 +22,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 
 class Stormy(httpx.AsyncBaseTransport):
-    """A service that responds after some time, works on some requests at once, and refuses all in a storm.
+    """A service that responds after some time, works on some requests at once, and refuses a share in a storm.
 
     A request beyond the number that it works on waits, as long as the client does.
 
@@ -40,8 +40,9 @@ class Stormy(httpx.AsyncBaseTransport):
         at_once: int = 1_000,
         status: int = 429,
         retry_after: int | None = None,
+        share: float = 1.0,
     ) -> None:
-        self.storm, self.seconds, self.status = storm, seconds, status
+        self.storm, self.seconds, self.status, self.share = storm, seconds, status, share
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         self.begun: list[float] = []
         self.refused: list[float] = []
@@ -52,7 +53,7 @@ class Stormy(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         now = anyio.current_time()
         self.begun.append(now)
-        if self.storm[0] <= now < self.storm[1]:
+        if self.storm[0] <= now < self.storm[1] and self._random.random() < self.share:
             self.refused.append(now)
             await anyio.sleep(0.002)
             return httpx.Response(self.status, headers=self.headers)
@@ -210,6 +211,30 @@ def test_a_fan_out_alone_is_as_fast_as_before_soon_after_a_storm(backend):
 
     outcomes_at = run(main, backend=backend)
     assert per_second(outcomes_at, 12, 16) > 0.9 * per_second(outcomes_at, 1, 5)
+
+
+@BACKENDS
+@pytest.mark.parametrize("width", [8, 64])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_a_storm_that_refuses_some_leaves_no_rate_that_is_far_too_low(backend, share, width):
+    """Such refusals look like a low limit, and at a low rate there are few results that could show more."""
+    service = Stormy((5.0, 9.0), seconds=0.1, share=share)
+
+    async def main() -> list[float]:
+        outcomes_at: list[float] = []
+        requests = (InviteRequest(f"b{at}", [2]) for at in range(MANY))
+        with anyio.move_on_after(14):
+            async with (
+                simulated(service, max_concurrency=width) as client,
+                client.fan_out(requests) as outcomes,
+            ):
+                async for _ in outcomes:
+                    outcomes_at.append(anyio.current_time())
+        return outcomes_at
+
+    outcomes_at = run(main, backend=backend)
+    assert per_second(outcomes_at, 12, 14) > 0.9 * per_second(outcomes_at, 3, 5)
+    assert longest_pause(service.begun) < 1.1
 
 
 @BACKENDS
