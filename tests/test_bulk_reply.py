@@ -261,6 +261,11 @@ DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
         ("1_0", None, None),
         ("٣", None, None),
         ("soon", None, None),
+        ("1, 1", None, 1.0),  # joined by a proxy
+        ("2,5,3", None, 5.0),
+        ("1, soon", None, None),
+        ("1,", None, None),
+        ("Fri, 20 Nov 2026 12:00:30 GMT, Fri, 20 Nov 2026 12:00:30 GMT", DATE, 30.0),
         ("Fri, 20 Nov 2026 12:00:30 GMT", DATE, 30.0),
         ("Fri, 20 Nov 2026 11:00:00 GMT", DATE, 0.0),
         ("Fri, 20 Nov 2026 12:00:30 GMT", None, 20.0),

@@ -207,6 +207,32 @@ async def test_recontact_lists_are_read_so_that_nobody_else_is_asked(tmp_path):
     assert 17 not in {outcome.result_code for outcome in outcomes}  # NO_RECONTACT_GID
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.status(400),
+        Fault.status(404),
+        Fault.status(500),
+        Fault.html(),
+        Fault.body(b'{"GIDs": 7}'),
+        Fault.stuck_cursor(),
+    ],
+    ids=str,
+)
+async def test_a_recontact_list_that_cannot_be_read_costs_its_quota_and_no_more(tmp_path, fault):
+    """Its quota may have closed since the inventory was read."""
+    sim = Simulator(11, surveys=60, members=150)
+    refused = min(sim.recontact_quota_ids)
+    sim.faults.add(fault.on("recontact_members", quota_id=refused))
+    async with sim.client(retry=RetryPolicy(max_attempts=1)) as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        plan = await campaign.plan()
+        outcomes = await all_of(campaign.run())
+    assert plan.pairs > 50
+    assert refused not in {outcome.quota_id for outcome in outcomes}
+    assert f"quota {refused} is left out, because its recontact list cannot be read" in "".join(plan.warnings)
+
+
 async def test_a_file_that_is_no_ledger_is_left_alone(sim, tmp_path):
     other = tmp_path / "other.db"
     with closing(sqlite3.connect(other)) as database:  # from Python 3.13 on, one that stays open warns

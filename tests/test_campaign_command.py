@@ -172,7 +172,7 @@ def test_on_a_terminal_a_person_is_asked_once(service, terminal, monkeypatch):
     assert re.search(r"Request \d+ pairs\? \[y/N\]", no.stderr)
     assert "To run it: sampling-async campaign run --out out" in no.stderr
     assert not service.ledger.requests(endpoint="bulk_invite")
-    capped = campaign("run", "--out", "out", "--max-invites", 3, stdin="y\n", code=1)
+    capped = campaign("run", "--out", "out", "--max-invites", 3, stdin="y\n", code=6)
     assert re.search(r"Request \d+ pairs, up to 3 invites\? \[y/N\]", capped.stderr)
     again = campaign("run", "--out", "out", "--max-invites", "none")
     assert "[y/N]" not in again.stderr
@@ -186,7 +186,7 @@ def test_on_a_terminal_a_person_is_asked_once(service, terminal, monkeypatch):
 
 
 def test_a_cap_ends_a_run_and_a_later_run_goes_on(service):
-    first = started("--max-invites", 5, code=1)
+    first = started("--max-invites", 5, code=6)
     assert lines(first)[-1]["State"] == "stopped"
     assert lines(first)[-1]["Reason"] == "the cap of 5 invites is reached"
     assert "campaign limit out" in first.stderr
@@ -219,7 +219,7 @@ def test_what_closes_in_the_inventory_is_not_requested(service):
 
 
 def test_later_commands_know_how_a_campaign_was_planned(service, tmp_path, monkeypatch):
-    started("--allocate", 2, "--partition", "survey_id", "--format", "jsonl", "--max-invites", 3, code=1)
+    started("--allocate", 2, "--partition", "survey_id", "--format", "jsonl", "--max-invites", 3, code=6)
     monkeypatch.chdir("/")
     out = tmp_path / "out"
     other = campaign(tmp_path / "panel.jsonl", "--out", out, "--allocate", 3, code=2)

@@ -46,6 +46,21 @@ def test_every_command_that_writes_notes_to_stderr_takes_quiet():
     assert {name for name, options in COMMANDS.items() if "--quiet" not in options} == asking | about
 
 
+@pytest.mark.parametrize("flag", [(), ("--debug",)])
+def test_a_fault_of_the_program_is_one_line_without_what_it_was_about(sim, monkeypatch, capfd, flag):
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("the secret of m000001")
+
+    monkeypatch.setattr("sampling_async._client.SamplingClient.get_settings", broken)
+    monkeypatch.setattr(sys, "argv", ["sampling-async", "settings", *flag])
+    result = run("settings", *flag)
+    assert result.exit_code == 70
+    last = result.stderr.splitlines()[-1]
+    assert "a fault of this program: KeyError in test_cli_manners.py, line" in last
+    assert "secret" not in last
+    assert ("Traceback" in result.stderr) == bool(flag)
+
+
 def test_quiet_leaves_the_summary_out_and_keeps_the_outcomes_and_errors(sim):
     ids = quota_ids(sim, 3)
     loud, quiet = run("bulk-invite", member(sim), *ids), run("bulk-invite", member(sim), *ids, "-q")
@@ -222,7 +237,18 @@ echo "${COMPREPLY[@]}"
 
 def test_the_table_of_exit_codes_names_every_code_and_the_commands_that_need_it():
     table = DESCRIPTION.partition("Exit codes:\n")[2].partition("\n\n")[0]
-    assert re.findall(r"^    (\d+):", table, re.MULTILINE) == ["0", "1", "2", "3", "4", "5", "130", "143"]
+    assert re.findall(r"^    (\d+):", table, re.MULTILINE) == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+        "70",
+        "130",
+        "143",
+    ]
     needed = "doctor", "profile forget-key", "notifications settings", "outcomes --overdue", "replay", "top"
     for word in needed:
         assert word in " ".join(table.split())

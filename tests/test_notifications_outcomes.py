@@ -481,6 +481,8 @@ async def test_rates_are_the_share_of_invites_that_ended_in_a_complete(ledger, p
             await post(inbox, "completion", fields_of(f"m{number}"))
         await post(inbox, "completion", fields_of("m3", Revenue=1))  # a correction is no second complete
         await post(inbox, "terminate", fields_of("m4", TERMINATE))
+        await post(inbox, "completion", fields_of("m5"))
+        await post(inbox, "reconciliation", fields_of("m5", TAKEN_BACK))  # it pays nothing
     rates = await ledger.rates(since=NOW - timedelta(days=30))
     assert (rates.surveys, rates.quotas) == ({2401: (10, 3)}, {1100: (5, 2), 1101: (5, 1)})
     assert (await ledger.rates()).surveys == {2401: (11, 3)}

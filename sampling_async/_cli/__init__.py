@@ -20,6 +20,8 @@ Exit codes:
     4: Transport or server failure: no response, 5xx, or a response that cannot be read. Or this machine could
         not do it: the disk is full, a file cannot be written, a port is in use.
     5: A ledger or journal is in use by another run; nothing was done. Try again when that run has ended.
+    6: A campaign has reached its cap, `--max-invites` or `--max-spend`: pairs are pending because you said so.
+    70: A fault of this program, in one line. With `PYTHONDEVMODE=1` in the environment it shows where.
     130: Interrupted by Ctrl-C (SIGINT).
     143: Ended by SIGTERM, which is handled like Ctrl-C.
 

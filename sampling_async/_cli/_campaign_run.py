@@ -25,7 +25,7 @@ from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._panel_files import read_inventory
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._stores import existing_store
-from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
+from sampling_async._cli._tally import CAPPED, DONE, INCOMPLETE, USAGE
 from sampling_async._contract.checks import count_of
 from sampling_async.campaign import Campaign, Limits, Plan
 from sampling_async.campaign._files import check_partitions, require_own_folder
@@ -325,7 +325,7 @@ class _ShownRun:
     async def work(self, client: SamplingClient) -> int:
         """Request the pending pairs; then write the files, even if that failed. Return the exit code.
 
-        It is 0 if nothing is pending and the fate of each pair is known.
+        It is 0 if nothing is pending and the fate of each pair is known, and 6 if a cap left pairs pending.
         """
         failure, summary = None, None
         with self._signals:
@@ -346,8 +346,11 @@ class _ShownRun:
             fail(self._signals.in_words, self._signals.exit_code)
         assert self._display is not None
         assert summary is not None
-        if not summary.pairs.pending + summary.pairs.unknown + summary.pairs.not_sent:
+        unclear = summary.pairs.unknown + summary.pairs.not_sent
+        if not summary.pairs.pending + unclear:
             return DONE
+        if not unclear and _is_capped(self._display.metrics.run):
+            return CAPPED
         return self._display.metrics.tally.exit_code() or INCOMPLETE
 
     async def _write(self, campaign: Campaign) -> Summary:
@@ -403,10 +406,15 @@ class _ShownRun:
             return
         if run.limits.paused:
             show.note(f"It is paused. To end that: sampling-async campaign resume {quoted(self.folder)}")
-        elif run.reason.startswith("the cap"):
+        elif _is_capped(run):
             show.note(f"To change the cap: sampling-async campaign limit {quoted(self.folder)} ...")
         pending = count_of(summary.pairs.pending, "pending pair")
         show.note(f"{pending} left. To go on: {resume_command(self.folder)}")
+
+
+def _is_capped(run: CampaignRun) -> bool:
+    """Return whether a run ended as it was told to, at its cap."""
+    return run.reason.startswith("the cap")
 
 
 @asynccontextmanager

@@ -41,7 +41,8 @@ _EXIT_CODES: Final = (
     "[bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing "
     "found, a check of `doctor` failed, or the reader of the output ended - 2 usage - 3 the service "
     "refused (4xx) - 4 transport or server failure (3 and 4 also if no quota ID was answered) - 5 a ledger "
-    "or journal is in use by another run - 130 interrupted (Ctrl-C) - 143 terminated (SIGTERM).\n\n"
+    "or journal is in use by another run - 6 a campaign has reached its cap - 70 a fault of this program - "
+    "130 interrupted (Ctrl-C) - 143 terminated (SIGTERM).\n\n"
     "[bold]Try it:[/bold] sampling-async demo\n"
 )
 

@@ -6,8 +6,10 @@ import errno
 import getpass
 import os
 import sys
+import traceback
 from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import anyio
@@ -26,7 +28,7 @@ from sampling_async import (
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import given
 from sampling_async._cli._process import release_signals
-from sampling_async._cli._tally import FAILED, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
+from sampling_async._cli._tally import FAILED, FAULTY, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
 from sampling_async._log import log_on_stderr
 from sampling_async._profiles.file import chosen_profile, read_profiles, setting
 from sampling_async._profiles.record import CHOSEN
@@ -223,6 +225,19 @@ def ended_by_failure(work: Callable[[], T]) -> T:
         about = f"{exc.filename}: " if isinstance(exc.filename, str | os.PathLike) else ""
         hint = "; --port takes another port" if exc.errno == errno.EADDRINUSE else ""
         fail(f"{about}{exc.strerror or type(exc).__name__}{hint}", FAILED)
+    except Exception as exc:
+        # Those of typer and of click within it say what the user did wrong, or how the command has ended.
+        if any(each.__module__.split(".")[0] in {"typer", "click"} for each in type(exc).__mro__):
+            raise
+        if sys.flags.dev_mode or "--debug" in sys.argv:
+            traceback.print_exc()
+        # Its text may hold anything, such as a row of a panel.
+        where = traceback.extract_tb(exc.__traceback__)[-1]
+        fail(
+            f"a fault of this program: {type(exc).__name__} in {Path(where.filename).name}, line "
+            f"{where.lineno}; with the environment variable PYTHONDEVMODE=1 it shows where it comes from",
+            FAULTY,
+        )
 
 
 def fail(message: str, code: int, **known: object) -> NoReturn:

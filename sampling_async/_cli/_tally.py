@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 
-DONE, INCOMPLETE, USAGE, REFUSED, FAILED, IN_USE = 0, 1, 2, 3, 4, 5
+DONE, INCOMPLETE, USAGE, REFUSED, FAILED, IN_USE, CAPPED, FAULTY = 0, 1, 2, 3, 4, 5, 6, 70
 """The exit codes; see the docstring of the package."""
 
 _ANSWERED: Final = frozenset({"invited", "rejected"})

@@ -47,12 +47,12 @@ _CLIMB_FROM: Final = 4.0
 _DOUBLED_IN: Final = 0.2
 _MOST_DOUBLINGS: Final = 64.0
 
-# Trouble: refusals with fewer seconds than this between two of them. It may have made the rate far too low. So
-# after a second without a refusal the rate doubles with time, up to that of before. If that is refused, the next
-# trial comes after twice as many seconds, and after some trials the low rate is believed.
+# Trouble: refusals with fewer seconds than this between two of them. It may have made the rate far too low. So,
+# after a second without a refusal, the rate doubles with time, up to that of before. If that is refused, the
+# next trial comes after twice as many seconds, and after some trials the low rate is believed.
 _TROUBLE: Final = 5.0
 _CALM: Final = 1.0
-_LONGEST_CALM: Final = 8.0
+_LONGEST_CALM: Final = 2.0
 
 # When it is tried without a rate: after so many refusals, if the rate fell to this share of the highest.
 _REFUSALS: Final = 5

@@ -188,14 +188,19 @@ def _printable(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+_SECONDS: Final = r"[0-9]{1,9}(\.[0-9]{0,9})?"
+
+
 def retry_after(reply: Reply, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
     """Return the seconds that a response asks to wait (Retry-After), or None if there is no valid value.
 
     A date is compared with the response's own Date header, else with `now`: the local clock may be wrong.
     """
     asked = (reply.retry_after or "").strip()
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", asked):
-        return float(asked)
+    # Proxies join repeated headers. The longest of several numbers satisfies all of them.
+    parts = [part.strip() for part in asked.split(",")]
+    if all(re.fullmatch(_SECONDS, part) for part in parts):
+        return max(map(float, parts))
     until = _http_date(asked)
     return None if until is None else max(0.0, (until - (_http_date(reply.date) or now())).total_seconds())
 

@@ -319,6 +319,7 @@ async def received(sock: socket.socket) -> bytes:
 def _under_tls(
     sock: socket.socket, host: str, tls: ssl.SSLContext, session: ssl.SSLSession | None
 ) -> ssl.SSLSocket:
+    host = host.removesuffix(".")  # which a name in the DNS may have, and one in TLS may not (RFC 6066)
     try:
         # `ssl` does the same, but loses the socket without closing it if this fails. So it is checked first.
         host.encode("idna")

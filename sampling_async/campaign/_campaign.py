@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sampling_async import SamplingClient
 from sampling_async._contract.checks import number_above_0, require_functions, require_instance, whole_number
-from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.errors import (
+    BadRequestError,
+    DecodeError,
+    InvalidRequestError,
+    PagingError,
+    ServerError,
+    UnexpectedStatusError,
+)
 from sampling_async._pacing.threads import CancelFlag, in_thread, run_cancellable
 from sampling_async._protocol.lessons import rules_of
 from sampling_async.campaign._files import check_partitions, stream_of_pairs, write_files
@@ -37,6 +44,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DAY = 86_400.0
+
+
+async def _listed(client: SamplingClient, quota_id: int, notes: list[str]) -> list[str]:
+    """Return the recontact list of a quota, or no members if the service has no list of it that can be read.
+
+    Quotas close while a plan is made: one of them must not cost the whole plan.
+    """
+    try:
+        return [code async for code in client.recontact_members(quota_id)]
+    except (BadRequestError, UnexpectedStatusError, ServerError, DecodeError, PagingError) as exc:
+        notes.append(f"quota {quota_id} is left out, because its recontact list cannot be read: {exc}")
+        return []
 
 
 def _ignore(_members: int, _total: int | None) -> None:
@@ -192,6 +211,7 @@ class Campaign:
         inventory = self._inventory
         if inventory is None:
             inventory = await self._require_client().get_quotas()
+        notes: list[str] = []
         if isinstance(inventory, QuotaIndex | LiveIndex):
             # One state for all steps of the plan, which take a while: quotas close meanwhile.
             index = inventory.snapshot()
@@ -202,8 +222,7 @@ class Campaign:
                 for target in list(index.quota_ids.targets()):
                     if target.survey.is_survey_recontact:
                         quota_id = target.quota.quota_id
-                        codes = [code async for code in self._client.recontact_members(quota_id)]
-                        index.recontact(quota_id, codes)
+                        index.recontact(quota_id, await _listed(self._client, quota_id, notes))
         return Planner(
             panel=self._panel,
             index=index,
@@ -213,6 +232,7 @@ class Campaign:
             columns=self._columns,
             workers=self._workers,
             on_members=on_members,
+            notes=notes,
         )
 
     def _require_client(self) -> SamplingClient:

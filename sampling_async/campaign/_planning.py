@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
@@ -108,6 +108,7 @@ class Planner:
     columns: Mapping[str, str]  # what each named column of the panel stands for
     workers: int
     on_members: OnMembers
+    notes: Sequence[str]  # of what was left out before
 
     def plan(
         self,
@@ -209,6 +210,7 @@ class Planner:
             yield PlannedQuota(quota.quota_id, *of_survey, room, value, _cost(self.cost, survey, quota))
 
     def _warnings(self, source: _ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
+        yield from self.notes
         missing = _missing_questions(source, matcher)
         if missing:
             shown = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")

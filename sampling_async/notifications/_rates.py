@@ -9,15 +9,22 @@ from sampling_async._protocol.rates import LearnedRates
 if TYPE_CHECKING:
     from sampling_async.notifications._sql import SqlStore
 
-_RATES: Final = """
-SELECT i.survey, i.quota, count(*), sum(CASE WHEN EXISTS (
-    SELECT 1 FROM facts AS f WHERE f.kind = 'completion' AND f.standing = 'stands' AND f.corrects IS NULL
-    -- Wave 0 means that the service named none.
+# Wave 0 means that the service named none.
+_HAS: Final = """
+EXISTS (
+    SELECT 1 FROM facts AS f WHERE f.kind = '{kind}' AND f.standing = 'stands' AND f.corrects IS NULL
     AND (f.key = i.key OR (
         f.member = i.member AND i.survey = coalesce(f.origin, CASE f.wave WHEN 0 THEN f.survey END)
     ))
-) THEN 1 ELSE 0 END) FROM invites AS i WHERE {at} >= ? AND {at} < ? GROUP BY i.survey, i.quota
+)
 """
+# A complete that was taken back is none.
+_RATES: Final = f"""
+SELECT i.survey, i.quota, count(*),
+    sum(CASE WHEN {_HAS.format(kind="completion")} AND NOT {_HAS.format(kind="reconciliation")}
+        THEN 1 ELSE 0 END)
+FROM invites AS i WHERE {{at}} >= ? AND {{at}} < ? GROUP BY i.survey, i.quota
+"""  # noqa: S608  of constants
 
 
 def read_rates(store: SqlStore, since: float, until: float, *, entered: bool) -> LearnedRates:
