@@ -26,6 +26,7 @@ from sampling_async.notifications import (
     PostgresStore,
     Receipt,
     Settled,
+    SqliteStore,
     State,
     StoreConflictError,
     StoreError,
@@ -36,6 +37,7 @@ from sampling_async.notifications import (
     kept_secrets,
 )
 from sampling_async.notifications._store import in_transaction
+from sampling_async.notifications._stores import store_of
 
 pytestmark = pytest.mark.postgres
 WAIT = 30.0
@@ -114,6 +116,56 @@ def test_no_password_is_shown(postgres):
 def test_an_address_that_cannot_be_read_is_not_shown(address):
     with pytest.raises(InvalidRequestError, match=r"the address of (a|the) database") as caught:
         PostgresStore(address)
+    assert "s3cret-word" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "host=db.example user=me password=s3cret-word",
+        " dbname = x password = s3cret-word",
+        "password=s3cret-word",
+        "service=night",
+        "postgres:partner",
+        "postgresql+psycopg://me:s3cret-word@host/x",
+        "mysql://me:s3cret-word@host/x",
+        "sqlite:///night.db",
+        "MariaDB:me:s3cret-word@host",
+    ],
+)
+def test_an_address_in_another_form_is_no_path(address, tmp_path, monkeypatch):
+    """A file would be named by the password."""
+    monkeypatch.chdir(tmp_path)
+    for make in (inbox_at, OutcomeLedger):
+        with pytest.raises(InvalidRequestError, match="looks like the address of a database") as caught:
+            make(address)
+        assert "s3cret-word" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["a=b.db", "night.db", "./host=x", "C:\\night.db", "my postgres.db", "x:y.db"])
+def test_a_path_with_odd_characters_is_a_path(path):
+    assert isinstance(store_of(path), SqliteStore)
+
+
+def test_a_line_end_behind_an_address_or_a_path_is_no_part_of_it():
+    assert repr(store_of("postgresql://me@host/x\n")) == "<PostgresStore postgresql://me@host/x (sampling)>"
+    assert repr(store_of("night.db\n")) == repr(SqliteStore("night.db"))
+
+
+@pytest.mark.parametrize(
+    ("query", "way"),
+    [
+        ("pgbouncer=true", "pool_mode = session"),
+        ("ssl=require", "sslmode=require"),
+        ("currentSchema=us", "schema=name"),
+    ],
+)
+def test_a_parameter_of_another_driver_is_named(query, way):
+    with pytest.raises(InvalidRequestError) as caught:
+        PostgresStore(f"postgresql://me:s3cret-word@host/x?{query}")
+    assert query.partition("=")[0] in str(caught.value)
+    assert way in str(caught.value)
     assert "s3cret-word" not in str(caught.value)
 
 

@@ -9,6 +9,7 @@ import anyio
 import keyring
 import keyring.backend
 import keyring.backends.fail
+import keyring.backends.null
 import pytest
 import typer
 from cli_kit import KEY_NAMES, at_keyboard, lines, on_terminal, run
@@ -705,3 +706,9 @@ def test_a_shell_completes_names_of_profiles_and_is_quiet_about_errors(file):
     assert _connection.names_of_profiles("x") == []
     file.unlink()
     assert _connection.names_of_profiles("u") == []
+
+
+def test_a_keyring_that_keeps_nothing_is_told(file, ring):
+    file.write_text(RINGED)
+    keyring.set_keyring(keyring.backends.null.Keyring())
+    assert "has not kept the key" in refusal_of(profiles.read_profile("us").set_key, Secret.of(KEY))

@@ -177,6 +177,11 @@ class PanelProfile:
         """Store the key in the keyring."""
         checked = guid_of(key, "the key")
         in_keyring(lambda keyring: keyring.set_password(_KEYRING, self.account, checked.reveal()))
+        if in_keyring(lambda keyring: keyring.get_password(_KEYRING, self.account)) != checked.reveal():
+            raise InvalidRequestError(
+                "the keyring of this system has not kept the key (keyring.backends.null keeps nothing); choose "
+                "another backend, or give api_key_variable in the profile"
+            )
 
     def forget_key(self) -> bool:
         """Remove the key from the keyring; return whether it was there."""

@@ -37,9 +37,37 @@ _DSN: Final = re.compile(r"postgres(ql)?://", re.IGNORECASE)
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
+# What people write for databases. As paths they would make files that are named by passwords.
+_OTHER_DSN: Final = re.compile(
+    r"\w[\w+.-]+://|(postgres|postgresql|mysql|mariadb|sqlite|mssql|oracle|mongodb|redis)(\+\w+)?:"
+    r"|(.*\s)?(host|hostaddr|user|password|dbname|service|port)\s*=",
+    re.IGNORECASE | re.DOTALL,
+)
+# Parameters of other drivers, and what libpq has in their place.
+_NOT_OF_LIBPQ: Final = {
+    "pgbouncer": "leave it out, and set pool_mode = session in PgBouncer",
+    "ssl": "write sslmode=require, or sslmode=verify-full",
+    "currentSchema": "write schema=name",
+    "search_path": "write schema=name",
+    "pool_timeout": "leave it out",
+    "connection_limit": "leave it out",
+}
+
+
 def is_dsn(text: str) -> bool:
-    """Return whether a text is the address of a PostgreSQL database, and not a path."""
-    return _DSN.match(text) is not None
+    """Return whether a text is the address of a PostgreSQL database, and not a path.
+
+    Raises:
+        InvalidRequestError: It is an address in another form.
+    """
+    if _DSN.match(text) is not None:
+        return True
+    if _OTHER_DSN.match(text) is not None:
+        raise InvalidRequestError(
+            "this looks like the address of a database, and not like a path; addresses are like "
+            "postgresql://user@host:5432/database (a file with such a name: ./name)"
+        )
+    return False
 
 
 class PostgresStore(SqlStore):
@@ -321,11 +349,16 @@ def _driver() -> ModuleType:
 def _read(dsn: Text, schema: str | None) -> tuple[dict[str, Any], str] | str:
     """Return the options of an address, and the schema; or the text of an error, which must not show them."""
     dsn = text_of(dsn)
-    if not isinstance(dsn, str) or not is_dsn(dsn):
+    if isinstance(dsn, str):
+        dsn = dsn.strip()  # such as the line end of a file that held it
+    if not isinstance(dsn, str) or _DSN.match(dsn) is None:
         return "the address of a database is a text such as postgresql://user@host:5432/database"
     bare, _, query = dsn.partition("?")
     pairs = [pair for pair in query.split("&") if pair]
     named = [unquote(pair.partition("=")[2]) for pair in pairs if pair.startswith("schema=")]
+    for name in (pair.partition("=")[0] for pair in pairs):
+        if name in _NOT_OF_LIBPQ:
+            return f"{name} in the address of the database is not of libpq: {_NOT_OF_LIBPQ[name]}"
     rest = "&".join(pair for pair in pairs if not pair.startswith("schema="))
     options = _driver().options_of(f"{bare}?{rest}" if rest else bare)
     if options is None:

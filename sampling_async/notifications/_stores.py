@@ -26,6 +26,7 @@ def store_of(store: AnyStore) -> Store:
     """
     text = text_of(cast("Text", store))
     if isinstance(text, str):
+        text = text.strip() or text
         return PostgresStore(text) if is_dsn(text) else SqliteStore(text)
     if isinstance(store, type) or not callable(getattr(store, "receive_all", None)):
         raise InvalidRequestError(
