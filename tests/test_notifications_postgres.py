@@ -15,6 +15,7 @@ import pytest
 from notifications_kit import COMPLETION, PEER, SECRET, TERMINATE, encoded, entries_of, facts_of, post
 from ports import free_port
 from postgres_kit import Cluster, missing
+from test_notifications_outcomes import invited
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
@@ -36,6 +37,7 @@ from sampling_async.notifications import (
     _psycopg,
     kept_secrets,
 )
+from sampling_async.notifications._psycopg import LimitedConnection
 from sampling_async.notifications._store import in_transaction
 from sampling_async.notifications._stores import store_of
 
@@ -471,3 +473,24 @@ async def test_a_ledger_of_outcomes_takes_an_address(address):
     ledger = OutcomeLedger(address)
     assert await ledger.invited([]) == 0
     assert await ledger.rows() == []
+
+
+async def test_the_rows_of_the_ledger_of_outcomes_are_read_in_parts(address, monkeypatch):
+    """Psycopg reads the whole result of a query into memory."""
+    monkeypatch.setattr(_postgres, "_PART", 3)
+    ledger, sizes = OutcomeLedger(address), []
+    await ledger.invited([invited(f"m-{number}") for number in range(10)])
+    run = LimitedConnection.run
+
+    def noted(self, query, values=()):
+        cursor = run(self, query, values)
+        if query.startswith("FETCH"):
+            sizes.append(cursor.rowcount)
+        return cursor
+
+    monkeypatch.setattr(LimitedConnection, "run", noted)
+    assert len(list(ledger.read_rows())) == 10
+    assert sizes == [3, 3, 3, 1, 0]
+    first = next(ledger.read_rows())  # the reader may stop early
+    assert first.member_code == "m-0"
+    assert len(await ledger.rows()) == 10

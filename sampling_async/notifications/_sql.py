@@ -80,6 +80,10 @@ class SqlStore(Store):
             is_long: Whether the statements may take longer than others.
         """
 
+    def in_parts(self, run: Callable[..., Any], query: str) -> Iterator[Any]:
+        """Yield cursors that together have the rows of a query, for a result that is too large for memory."""
+        yield run(query)
+
     @abstractmethod
     def _receipt_numbers(self, count: int) -> Iterable[int]:
         """Return the numbers of new receipts."""
