@@ -3,7 +3,8 @@
     python benchmarks/pressure [--short] [--seed N] [--only cells|peers|router] [--output DIR]
 
 The whole run writes `pressure.md`, `pressure.png` and `pressure.json`. With `--short` or `--only` it prints the
-rows and writes nothing. The exit code is 1 if a goal was missed. Needs the dependency groups `bench` and `tests`.
+rows and writes nothing. The exit code is 1 if a goal was missed. Needs the dependency groups `bench` and
+`tests`.
 """
 
 from __future__ import annotations

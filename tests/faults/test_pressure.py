@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from itertools import pairwise
 from random import Random
+from typing import TYPE_CHECKING
 
 import anyio
 import httpx
 import pytest
 from fault_server import Request, right_document
 from kit import client_of
+from virtual_router import member_of, virtual_router
 from virtual_time import ModelGateway, run
 
 from sampling_async import InviteRequest, OutagePolicy, SamplingClient, SamplingError, TransportTimeoutError
+
+if TYPE_CHECKING:
+    from sampling_async.routing import RouterStatus
 
 # Requests that take longer than any simulation here. Without an end, a fan-out whose requests all fail at once
 # would go on for ever, and virtual time would not.
@@ -72,12 +77,18 @@ def simulated(service: httpx.AsyncBaseTransport, **options) -> SamplingClient:
 
 
 class Clicks:
-    """Calls of Generate Invite that come at a rate, each with a deadline."""
+    """Calls of Generate Invite that come at a rate, each with a deadline.
+
+    Attributes:
+        ended: When each came and ended, and how.
+        open: How many have come and not ended.
+    """
 
     def __init__(self, client: SamplingClient, *, rate: float, seconds: float, deadline: float = 2.0) -> None:
         self._client = client
         self._rate, self._seconds, self._deadline = rate, seconds, deadline
-        self.ended: list[tuple[float, float, SamplingError | None]] = []  # when it came and ended, and how
+        self.ended: list[tuple[float, float, SamplingError | None]] = []
+        self.open = 0
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -87,10 +98,12 @@ class Clicks:
 
     async def _click(self, number: int) -> None:
         came, error = anyio.current_time(), None
+        self.open += 1
         try:
             await self._client.generate_invite(f"m{number}", 2, deadline=self._deadline)
         except SamplingError as exc:
             error = exc
+        self.open -= 1
         self.ended.append((came, anyio.current_time(), error))
 
     def served(self, since: float, until: float = 1e9) -> float:
@@ -210,6 +223,30 @@ def test_a_fan_out_alone_is_as_fast_as_before_soon_after_a_storm(backend):
 
     outcomes_at = run(main, backend=backend)
     assert per_second(outcomes_at, 12, 16) > 0.9 * per_second(outcomes_at, 1, 5)
+
+
+@BACKENDS
+def test_a_router_gives_links_again_soon_after_a_storm_and_no_invite_is_lost(backend):
+    service = Stormy((5.0, 9.0))
+    links: list[tuple[float, float, str | None]] = []  # when the click came, how long it took, its link
+
+    async def main() -> RouterStatus:
+        async def click(number: int) -> None:
+            came = anyio.current_time()
+            route = await router.route(member_of(number), within=2.0)
+            links.append((came, anyio.current_time() - came, route.url))
+
+        async with virtual_router(simulated, service) as router, anyio.create_task_group() as tasks:
+            for number in range(20 * 16):
+                tasks.start_soon(click, number)
+                await anyio.sleep(1 / 20)
+        return router.status
+
+    status = run(main, backend=backend)
+    assert all(url for came, _, url in links if came < 4 or came >= 9 + 3)
+    assert longest_pause(service.begun) <= 1
+    assert max(seconds for _, seconds, _ in links) <= 2 + 1e-6
+    assert status.unused == 0
 
 
 @BACKENDS
