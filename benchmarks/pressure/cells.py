@@ -49,7 +49,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell in words."""
-        load = f"clicks of {self.deadline:g} s at {self.load:g}" if self.load else ""
+        load = f"clicks of {self.deadline:g} s at {self.load:.2g}" if self.load else ""
         bulk = "a fan-out" if self.has_bulk else ""
         what = " beside ".join(each for each in (load, bulk) if each)
         who = {"one": "", "views": ", two views", "shares": ", four shares"}[self.clients]
@@ -65,7 +65,7 @@ def _storm(status: Literal["429", "503"], seconds: float, retry_after: int | Non
     header = "" if retry_after is None else f", Retry-After {retry_after}"
     return Service(
         f"storm of {status}, {seconds:g} s{header}",
-        workers=((0.0, 2 if seconds > 10 else _WORKERS),),
+        workers=((0.0, _WORKERS if seconds < 10 else 2 if seconds < 30 else 1),),  # for time of CPU
         retry_after=retry_after,
         trouble=Trouble(_AT, _AT + seconds, status),
     )
@@ -77,7 +77,7 @@ def _fewer(name: str, *workers: int, each: float, until: float | None = None) ->
     return Service(name, workers=steps, trouble=None if until is None else Trouble(_AT, until, "slow"))
 
 
-FREE: Final = Service("any number")
+FREE: Final = Service("any number of workers")
 WORKERS: Final = Service("4 workers", workers=((0.0, _WORKERS),))
 RATE: Final = Service("40 a second", rate=((0.0, _RATE),))
 RATE_HELD: Final = replace(RATE, name="40 a second, Retry-After 1", retry_after=1)
@@ -130,8 +130,8 @@ def _each_service() -> Iterator[Cell]:
     clients: Iterator[Clients] = cycle(("one", "views", "one", "shares"))
     for service in (*_STEADY, *_CHANGES, BROWN_OUT, *STORMS, *OUTAGES):
         for load in _LOADS:
-            # Ten times the load takes seconds of CPU in a long trial. Troubles of a few seconds have it.
-            if load == 10 and service.trouble is not None and service not in (*_A_FEW_SECONDS, BROWN_OUT):
+            # Ten times the load takes seconds of CPU, so not all changes and troubles have it.
+            if load == 10 and service not in (*_STEADY, STEP_DOWN, RAMP, BROWN_OUT, *_A_FEW_SECONDS):
                 continue
             yield _cell(service, load, next(deadlines), next(widths), next(clients))
         for load in (0.0, 0.5, 2.0):
@@ -152,7 +152,7 @@ def _overloads() -> Iterator[Cell]:
             for deadline in (0.3, 1.0, 2.0, 5.0):
                 is_short = width == 8 and deadline in {0.3, 2.0}
                 yield Cell(WORKERS, load, deadline, width=width, seconds=6.0, is_short=is_short)
-        yield Cell(WIDE, load, 2.0, width=64, seconds=4.0)
+    yield Cell(WIDE, 2.0, 2.0, width=64, seconds=16.0)
     for clients in ("one", "views", "shares"):
         yield Cell(
             SHORT_STORM, 0.5, 2.0, clients=clients, has_bulk=True, seconds=20.0, is_short=clients == "one"
@@ -161,11 +161,11 @@ def _overloads() -> Iterator[Cell]:
 
 def _neighbours() -> Iterator[Cell]:
     """Yield clicks of an idle service, alone and beside a fan-out."""
-    for width in (8, 64):
+    for width, seconds in ((8, 0.1), (64, 0.4)):
+        service = replace(FREE, seconds=seconds)
         for has_bulk in (False, True):
-            # Five clicks a second of a service that takes as many as the client is wide.
-            load = 5.0 / FREE.capacity(width)
-            yield Cell(FREE, load, 2.0, has_bulk, width, seconds=60.0, is_short=width == 8)
+            load = 5.0 / service.capacity(width)  # five clicks a second
+            yield Cell(service, load, 2.0, has_bulk, width, seconds=40.0, is_short=width == 8)
 
 
 def _of_today() -> Iterator[Cell]:

@@ -100,7 +100,7 @@ def _worst(name: str, goal: float, unit: str, seen: Sequence[Seen], measure: Cal
 
 def _beside(seen: Sequence[Seen]) -> list[Row]:
     found: list[Row] = []
-    idle = [each for each in seen if each.cell.service == FREE]
+    idle = [each for each in seen if each.cell.service.name == FREE.name]
     for alone in idle:
         for both in idle:
             if alone.cell.has_bulk or not both.cell.has_bulk or alone.cell.width != both.cell.width:
