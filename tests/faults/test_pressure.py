@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -77,16 +78,25 @@ def simulated(service: httpx.AsyncBaseTransport, **options) -> SamplingClient:
 
 
 class Clicks:
-    """Calls of Generate Invite that come at a rate, each with a deadline.
+    """Calls of Generate Invite that come at a rate, each with a deadline, or cancelled after some time.
 
     Attributes:
-        ended: When each came and ended, and how.
+        ended: When each came and ended, and how; not of those that were cancelled.
         open: How many have come and not ended.
     """
 
-    def __init__(self, client: SamplingClient, *, rate: float, seconds: float, deadline: float = 2.0) -> None:
+    def __init__(
+        self,
+        client: SamplingClient,
+        *,
+        rate: float,
+        seconds: float,
+        deadline: float | None = 2.0,
+        cancelled_after: float = inf,
+    ) -> None:
         self._client = client
         self._rate, self._seconds, self._deadline = rate, seconds, deadline
+        self._cancelled_after = cancelled_after
         self.ended: list[tuple[float, float, SamplingError | None]] = []
         self.open = 0
 
@@ -99,12 +109,14 @@ class Clicks:
     async def _click(self, number: int) -> None:
         came, error = anyio.current_time(), None
         self.open += 1
-        try:
-            await self._client.generate_invite(f"m{number}", 2, deadline=self._deadline)
-        except SamplingError as exc:
-            error = exc
+        with anyio.move_on_after(self._cancelled_after) as scope:
+            try:
+                await self._client.generate_invite(f"m{number}", 2, deadline=self._deadline)
+            except SamplingError as exc:
+                error = exc
         self.open -= 1
-        self.ended.append((came, anyio.current_time(), error))
+        if not scope.cancelled_caught:
+            self.ended.append((came, anyio.current_time(), error))
 
     def served(self, since: float, until: float = 1e9) -> float:
         """Return the share of those that came in a span and were served."""
@@ -158,6 +170,24 @@ def test_a_caller_whose_turn_is_too_late_is_told_so_at_once_and_the_turns_go_to_
     assert {"the line is longer than the deadline" in str(error) for _, error in late} == {True}
     assert sum(seconds == 0 for seconds, _ in late) > len(late) / 3
     assert len(service.accepted) > 0.8 * 2 * 60
+
+
+@BACKENDS
+def test_callers_who_are_cancelled_in_a_storm_leave_their_turns_to_others(backend):
+    """As when visitors close the page: half of the callers are gone after a tenth of a second."""
+    service = Stormy((5.0, 10.0))
+
+    async def main() -> Clicks:
+        async with simulated(service) as client, anyio.create_task_group() as tasks:
+            hasty = Clicks(client, rate=10, seconds=16, deadline=None, cancelled_after=0.1)
+            patient = Clicks(client, rate=10, seconds=16)
+            tasks.start_soon(hasty.run)
+            tasks.start_soon(patient.run)
+        return patient
+
+    patient = run(main, backend=backend)
+    assert longest_pause(service.begun) <= 1
+    assert patient.served(10 + 3) == 1
 
 
 @BACKENDS
