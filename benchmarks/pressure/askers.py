@@ -49,15 +49,22 @@ class Asker(ABC):
 class OurAsker(Asker):
     """This client with its default options: one, two views of one, or four shares of one."""
 
-    def __init__(self, clients: list[SamplingClient], bulk_clients: list[SamplingClient]) -> None:
+    def __init__(
+        self, clients: list[SamplingClient], bulk_clients: list[SamplingClient], *, cancels: bool
+    ) -> None:
         self._clients, self._bulk_clients, self._turn = clients, bulk_clients, count()
+        self._cancels = cancels
 
     async def click(self, member: str, deadline: float) -> bool:
         """Request one invite; the clients take turns."""
         client = self._clients[next(self._turn) % len(self._clients)]
         try:
-            await client.generate_invite(member, QUOTA_ID, deadline=deadline)
-        except SamplingError:
+            if self._cancels:
+                async with asyncio.timeout(deadline):
+                    await client.generate_invite(member, QUOTA_ID)
+            else:
+                await client.generate_invite(member, QUOTA_ID, deadline=deadline)
+        except (SamplingError, TimeoutError):
             return False
         return True
 
@@ -100,8 +107,8 @@ async def ours(model: ServiceModel, cell: Cell, seed: int) -> AsyncIterator[Aske
             http_client = await stack.enter_async_context(httpx.AsyncClient(transport=model))
             whole = SamplingClient(URL, http_client=http_client, **options)
             shares = [await stack.enter_async_context(whole.share(of=4)) for _ in range(4)]
-            yield OurAsker(shares, shares)
+            yield OurAsker(shares, shares, cancels=cell.is_cancelled)
             return
         client = await stack.enter_async_context(SamplingClient(URL, transport=model, **options))
         views = [client, client.with_options(name="clicks")] if cell.clients == "views" else [client]
-        yield OurAsker(views, [client])
+        yield OurAsker(views, [client], cancels=cell.is_cancelled)

@@ -34,6 +34,7 @@ class Cell:
         width: `max_concurrency`.
         clients: One client; two views of one, that share its gate; or four shares of one.
         seconds: For how long clicks come and the fan-out runs.
+        is_cancelled: Whether clicks have no `deadline`, and the host cancels them after their time.
         is_short: Whether the short version has it.
     """
 
@@ -45,11 +46,13 @@ class Cell:
     clients: Clients = "one"
     seconds: float = 12.0
     is_short: bool = False
+    is_cancelled: bool = False
 
     @property
     def name(self) -> str:
         """The cell in words."""
         load = f"clicks of {self.deadline:g} s at {self.load:.2g}" if self.load else ""
+        load += ", cancelled by their host" if self.is_cancelled else ""
         bulk = "a fan-out" if self.has_bulk else ""
         what = " beside ".join(each for each in (load, bulk) if each)
         who = {"one": "", "views": ", two views", "shares": ", four shares"}[self.clients]
@@ -120,7 +123,7 @@ def seconds_of(service: Service) -> float:
 
 def matrix() -> list[Cell]:
     """Return all cells, each once."""
-    return list(dict.fromkeys([*_each_service(), *_overloads(), *_neighbours(), *_of_today()]))
+    return list(dict.fromkeys([*_each_service(), *_overloads(), *_cancelled(), *_neighbours(), *_of_today()]))
 
 
 def _each_service() -> Iterator[Cell]:
@@ -157,6 +160,16 @@ def _overloads() -> Iterator[Cell]:
         yield Cell(
             SHORT_STORM, 0.5, 2.0, clients=clients, has_bulk=True, seconds=20.0, is_short=clients == "one"
         )
+
+
+def _cancelled() -> Iterator[Cell]:
+    """Yield clicks without a deadline, whose host gives them up after their time, as with `asyncio.timeout`."""
+    for deadline in (0.3, 2.0):
+        for load in (2.0, 10.0):
+            yield Cell(WORKERS, load, deadline, seconds=6.0, is_cancelled=True)
+        for service in (SHORT_STORM, STORM_OF_503, OUTAGES[0], BROWN_OUT):
+            yield Cell(service, 0.5, deadline, seconds=seconds_of(service), is_cancelled=True)
+    yield Cell(SHORT_STORM, 0.5, 2.0, True, seconds=seconds_of(SHORT_STORM), is_cancelled=True)
 
 
 def _neighbours() -> Iterator[Cell]:

@@ -33,7 +33,8 @@ member, four in a request. A trouble begins after five seconds. Views are two of
 both. Shares are four of `share(of=4)`.
 
 The matrix is not the whole product: each service meets each load, and the widths, times and kinds of clients
-take turns over them. Overload meets each width and time.
+take turns over them. Overload meets each width and time. Some clicks have no `deadline=`: their host cancels
+them after their time, as with `asyncio.timeout`.
 
 - **What was possible** is what a scheduler answers that knows the service (`possible.py`). It has the
   client's width, sends a request only if a worker and a token are free, knows how long each will take and
