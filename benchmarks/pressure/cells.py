@@ -145,7 +145,8 @@ def _each_service() -> Iterator[Cell]:
 def _cell(service: Service, load: float, deadline: float, width: int, clients: Clients) -> Cell:
     # Each share has a place.
     width = max(width, 4) if clients == "shares" else width
-    return Cell(service, load, deadline, width=width, clients=clients, seconds=seconds_of(service))
+    seconds = 5.0 if load == 10 and service in _STEADY else seconds_of(service)
+    return Cell(service, load, deadline, width=width, clients=clients, seconds=seconds)
 
 
 def _overloads() -> Iterator[Cell]:
@@ -154,7 +155,7 @@ def _overloads() -> Iterator[Cell]:
         for width in (1, 8, 64, 256):
             for deadline in (0.3, 1.0, 2.0, 5.0):
                 is_short = width == 8 and deadline in {0.3, 2.0}
-                yield Cell(WORKERS, load, deadline, width=width, seconds=6.0, is_short=is_short)
+                yield Cell(WORKERS, load, deadline, width=width, seconds=5.0, is_short=is_short)
     yield Cell(WIDE, 2.0, 2.0, width=64, seconds=16.0)
     for clients in ("one", "views", "shares"):
         yield Cell(
@@ -166,7 +167,7 @@ def _cancelled() -> Iterator[Cell]:
     """Yield clicks without a deadline, whose host gives them up after their time, as with `asyncio.timeout`."""
     for deadline in (0.3, 2.0):
         for load in (2.0, 10.0):
-            yield Cell(WORKERS, load, deadline, seconds=6.0, is_cancelled=True)
+            yield Cell(WORKERS, load, deadline, seconds=5.0, is_cancelled=True)
         for service in (SHORT_STORM, STORM_OF_503, OUTAGES[0], BROWN_OUT):
             yield Cell(service, 0.5, deadline, seconds=seconds_of(service), is_cancelled=True)
     yield Cell(SHORT_STORM, 0.5, 2.0, True, seconds=seconds_of(SHORT_STORM), is_cancelled=True)
