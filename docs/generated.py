@@ -314,6 +314,7 @@ GENERATED: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "run-of-scoreboard": partial(run_of, "scoreboard.md"),
     "goals-of-speed": partial(goals, "speed.md"),
     "goals-of-matching": partial(goals, "matching.md"),
+    "goals-of-pressure": partial(goals, "pressure.md"),
     **{f"sources-of-{page}": partial(sources_of, page) for page in REFERENCE},
 }
 

@@ -23,6 +23,7 @@ SECTIONS: Final = {
     "manners": "Manners: the load on a failing service",
     "brownout": "Brown-out: a service that slows down",
     "outages": "Outages and limits: a service that is away, a gateway with a request limit",
+    "pressure": "Pressure: clicks and a fan-out in and after a storm, and under overload",
     "refusals": "Refusals for load: by a rate, and by chance",
     "retry_after": "Retry-After: never early",
     "churn": "Churn: calls cut off in every phase, then calls with enough time",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 from random import Random
+from typing import TYPE_CHECKING
 
 import anyio
 import httpx
 import pytest
 from fault_server import Request, right_document
 from kit import client_of
+from virtual_router import member_of, virtual_router
 from virtual_time import ModelGateway, run
 
 from sampling_async import InviteRequest, OutagePolicy, SamplingClient, SamplingError, TransportTimeoutError
+
+if TYPE_CHECKING:
+    from sampling_async.routing import RouterStatus
 
 # Requests that take longer than any simulation here. Without an end, a fan-out whose requests all fail at once
 # would go on for ever, and virtual time would not.
@@ -73,12 +79,27 @@ def simulated(service: httpx.AsyncBaseTransport, **options) -> SamplingClient:
 
 
 class Clicks:
-    """Calls of Generate Invite that come at a rate, each with a deadline."""
+    """Calls of Generate Invite that come at a rate, each with a deadline, or cancelled after some time.
 
-    def __init__(self, client: SamplingClient, *, rate: float, seconds: float, deadline: float = 2.0) -> None:
+    Attributes:
+        ended: When each came and ended, and how; not of those that were cancelled.
+        open: How many have come and not ended.
+    """
+
+    def __init__(
+        self,
+        client: SamplingClient,
+        *,
+        rate: float,
+        seconds: float,
+        deadline: float | None = 2.0,
+        cancelled_after: float = inf,
+    ) -> None:
         self._client = client
         self._rate, self._seconds, self._deadline = rate, seconds, deadline
-        self.ended: list[tuple[float, float, SamplingError | None]] = []  # when it came and ended, and how
+        self._cancelled_after = cancelled_after
+        self.ended: list[tuple[float, float, SamplingError | None]] = []
+        self.open = 0
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -88,11 +109,15 @@ class Clicks:
 
     async def _click(self, number: int) -> None:
         came, error = anyio.current_time(), None
-        try:
-            await self._client.generate_invite(f"m{number}", 2, deadline=self._deadline)
-        except SamplingError as exc:
-            error = exc
-        self.ended.append((came, anyio.current_time(), error))
+        self.open += 1
+        with anyio.move_on_after(self._cancelled_after) as scope:
+            try:
+                await self._client.generate_invite(f"m{number}", 2, deadline=self._deadline)
+            except SamplingError as exc:
+                error = exc
+        self.open -= 1
+        if not scope.cancelled_caught:
+            self.ended.append((came, anyio.current_time(), error))
 
     def served(self, since: float, until: float = 1e9) -> float:
         """Return the share of those that came in a span and were served."""
@@ -146,6 +171,24 @@ def test_a_caller_whose_turn_is_too_late_is_told_so_at_once_and_the_turns_go_to_
     assert {"the line is longer than the deadline" in str(error) for _, error in late} == {True}
     assert sum(seconds == 0 for seconds, _ in late) > len(late) / 3
     assert len(service.accepted) > 0.8 * 2 * 60
+
+
+@BACKENDS
+def test_callers_who_are_cancelled_in_a_storm_leave_their_turns_to_others(backend):
+    """As when visitors close the page: half of the callers are gone after a tenth of a second."""
+    service = Stormy((5.0, 10.0))
+
+    async def main() -> Clicks:
+        async with simulated(service) as client, anyio.create_task_group() as tasks:
+            hasty = Clicks(client, rate=10, seconds=16, deadline=None, cancelled_after=0.1)
+            patient = Clicks(client, rate=10, seconds=16)
+            tasks.start_soon(hasty.run)
+            tasks.start_soon(patient.run)
+        return patient
+
+    patient = run(main, backend=backend)
+    assert longest_pause(service.begun) <= 1
+    assert patient.served(10 + 3) == 1
 
 
 @BACKENDS
@@ -235,6 +278,30 @@ def test_a_storm_that_refuses_some_leaves_no_rate_that_is_far_too_low(backend, s
     outcomes_at = run(main, backend=backend)
     assert per_second(outcomes_at, 12, 14) > 0.9 * per_second(outcomes_at, 3, 5)
     assert longest_pause(service.begun) < 1.1
+
+
+@BACKENDS
+def test_a_router_gives_links_again_soon_after_a_storm_and_no_invite_is_lost(backend):
+    service = Stormy((5.0, 9.0))
+    links: list[tuple[float, float, str | None]] = []  # when the click came, how long it took, its link
+
+    async def main() -> RouterStatus:
+        async def click(number: int) -> None:
+            came = anyio.current_time()
+            route = await router.route(member_of(number), within=2.0)
+            links.append((came, anyio.current_time() - came, route.url))
+
+        async with virtual_router(simulated, service) as router, anyio.create_task_group() as tasks:
+            for number in range(20 * 16):
+                tasks.start_soon(click, number)
+                await anyio.sleep(1 / 20)
+        return router.status
+
+    status = run(main, backend=backend)
+    assert all(url for came, _, url in links if came < 4 or came >= 9 + 3)
+    assert longest_pause(service.begun) <= 1
+    assert max(seconds for _, seconds, _ in links) <= 2 + 1e-6
+    assert status.unused == 0
 
 
 @BACKENDS

@@ -1,0 +1,1 @@
+"""The laboratory of pressure: storms, overload and deadlines in virtual time."""
