@@ -17,11 +17,14 @@ from docs_kit import ROOT
 
 import sampling_async
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, TOOLS = CONFIGURATION["project"], CONFIGURATION["tool"]
 SITE = PROJECT["urls"]["Documentation"]
 README = (ROOT / "README.md").read_text()
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
-CANNOT_BUILD = [name for name in ("build", "hatchling", "twine") if find_spec(name) is None]
+CANNOT_BUILD = [
+    name for name in ("build", "hatchling", "hatch_fancy_pypi_readme", "twine") if find_spec(name) is None
+]
 
 
 def page_behind(url):
@@ -32,10 +35,23 @@ def page_behind(url):
     return ROOT / "docs" / path.replace(".html", ".md")
 
 
-def test_links_and_picture_of_the_readme_are_absolute_because_an_index_shows_it():
-    links = re.findall(r"\]\(([^)\s]+)\)", README)
+def links_of(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def test_links_and_picture_of_the_readme_work_in_a_clone():
+    links = links_of(README)
     assert len(links) > 15
     for link in links:
+        assert (ROOT / link.partition("#")[0]).is_file(), link
+
+
+def test_in_the_archives_they_are_absolute_because_an_index_has_no_repository():
+    shown = README
+    for each in TOOLS["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        shown = re.sub(each["pattern"], each["replacement"], shown)
+    assert len(links_of(shown)) == len(links_of(README))
+    for link in links_of(shown):
         assert link.startswith(SITE), link
         assert page_behind(link).is_file(), link
 

@@ -263,13 +263,13 @@ def _hidden(options: Iterable[Any]) -> Generator[None]:
 
 
 def page_of(command: str) -> str:
-    """Return the address of the page about a command."""
+    """Return where the page about a command is: its path in the repository, or its address if there is one."""
     group = command.partition(" ")[0]
     page = f"{PAGES.get(command, PAGES.get(group, _DEFAULT_PAGE))}.html"
     with suppress(PackageNotFoundError):
         for each in metadata("sampling-async").get_all("Project-URL") or ():
             label, _, address = each.partition(", ")
-            if label == "Documentation":
+            if label == "Documentation" and not address.rstrip("/").endswith(".example"):  # which is nowhere
                 return f"{address.rstrip('/')}/{page}"
     return f"docs/{page.removesuffix('.html')}.md"
 
