@@ -36,7 +36,9 @@ class Parts:
     def __init__(self, timeouts: Timeouts | None = None, remaining: float = 60.0) -> None:
         self.gate, self.outage, self.pace, self.limit = Told(), Told(), Told(), Told()
         self.took: list[float] = []
+        self.cut_off: list[float] = []
         kind = SimpleNamespace(pace=self.pace, adaptive=self.limit, held={1, 2, 3, 4}, took=self.took.append)
+        kind.was_cut_off = lambda seconds: self.cut_off.append(seconds) or len(self.cut_off) > 1
         self.permit: Any = SimpleNamespace(kind=kind, generation=7, among=5, remaining=remaining)
         self.learned = Feedback(self.gate, self.outage)  # type: ignore[arg-type]
         self.read_limit = (timeouts or Timeouts()).read_limit
@@ -139,3 +141,12 @@ def test_a_failure_at_the_deadline_says_nothing_about_the_service(remaining, cou
     parts = Parts(remaining=remaining)
     parts.learn(BULK, failed(502))
     assert bool(parts.told) is counts
+
+
+def test_deadlines_that_pass_in_a_row_show_overload():
+    parts = Parts(remaining=-1.0)
+    parts.learn(SETTINGS, failed(502))
+    assert parts.told == {}
+    parts.learn(SETTINGS, failed(502))
+    assert parts.told == {"gate": [("overloaded", parts.permit)]}
+    assert parts.cut_off == [NOW - BEGAN] * 2

@@ -76,9 +76,11 @@ class Feedback:
         read_limit: Callable[[Endpoint, int], float],
     ) -> None:
         if isinstance(answer, SamplingError):
-            # After the deadline, the failure says nothing about the service.
+            # After the deadline, the failure itself says nothing about the service.
             if permit.remaining > _NO_TIME:
                 self._record_failure(call, permit, answer, began, now)
+            elif permit.kind.was_cut_off(now - began):
+                self._gate.overloaded(permit)
             return
         if answer.is_page:
             # With a page a proxy announces its maintenance, and the status may be any.

@@ -21,7 +21,7 @@ from sampling_async._contract.logs import PanelLogger
 from sampling_async._pacing.limit import NEXT_TO_NOTHING, OVERLOADED
 from sampling_async._pacing.loops import OneShotEvent
 from sampling_async._pacing.outage import logger
-from sampling_async._pacing.turns import FairQueue, WorkKind
+from sampling_async._pacing.turns import LONG_WAIT, FairQueue, WorkKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -217,7 +217,12 @@ class Gate:
                     if not self.waiting and self._has_place(kind):
                         self.grant(permit)
                         continue
-                    waiter = self._turns.join(permit.lane, partial(self.grant, permit), permit.late_at)
+                    waiter = self._turns.join(
+                        permit.lane,
+                        partial(self.grant, permit),
+                        permit.late_at,
+                        is_patient=permit.remaining == inf,
+                    )
                     self.serve()
                     # If it was this permit's turn, it is held now: then no event and no wait are needed.
                     if not permit.is_held:
@@ -372,7 +377,9 @@ class Gate:
 
     def _grant_first(self, lane: Lane) -> None:
         first = lane.first()
-        waiter = lane.leave(is_late=first.late_at < inf and self.clock() >= first.late_at)
+        waiter = lane.leave(
+            is_late=first.late_at < inf and self.clock() >= first.late_at and lane.takes_newest()
+        )
         waiter.grant()
         waiter.wake()
 
@@ -400,17 +407,9 @@ class Permit:
     """
 
     __slots__ = (
-        "_gate",
-        "_until",
-        "among",
-        "generation",
-        "is_withdrawn",
-        "kind",
-        "lane",
-        "late_at",
-        "leaves_at",
+        "_gate", "_until", "among", "generation", "is_withdrawn", "kind", "lane", "late_at", "leaves_at",
         "waiter",
-    )
+    )  # fmt: skip
 
     def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
         self._gate = gate
@@ -447,6 +446,8 @@ class Permit:
         remaining, until_closed = self.remaining, self.lane.until_closed
         if self.is_held:
             return remaining > 0
+        if remaining == inf and self.lane is self.kind.interactive:
+            self.late_at = self._gate.clock() + LONG_WAIT
         if remaining < inf:
             now = self._gate.clock()
             turn = self.kind.until_turn(now, self.lane, remaining)

@@ -29,7 +29,7 @@ _LONGEST_SHARE: Final = 0.1
 # its time: then the newest go first. It leaves when less time is left than so many times what a call takes, and
 # not before the larger share: what is known of the service may be long ago. If both shares were the same, all
 # would leave before the newest go first, and those who are sent would have too little time left.
-_LONG_WAIT: Final = 0.5
+LONG_WAIT: Final = 0.5
 _LATE_SHARE: Final = 0.25
 _LEAVING_SHARE: Final = 0.5
 _UNUSUAL: Final = 2.0
@@ -61,6 +61,7 @@ class Lane:
         self.turn = 0.0
         self.in_line = False
         self._waiting: deque[Waiter] = deque()
+        self._took_newest = False
 
     def __bool__(self) -> bool:
         """Return whether a waiter is in the queue. Waiters that gave up do not count, and are removed."""
@@ -74,6 +75,14 @@ class Lane:
     def first(self) -> Waiter:
         return self._waiting[0]
 
+    def takes_newest(self) -> bool:
+        """Return whether the newest goes first now; the line is long.
+
+        If the first one has no deadline, every second time: its host may cancel it soon, or never.
+        """
+        self._took_newest = not (self._waiting[0].is_patient and self._took_newest)
+        return self._took_newest
+
     def leave(self, *, is_late: bool = False) -> Waiter:
         """Take out the first waiter; if that one is late, the newest."""
         if not is_late:
@@ -86,13 +95,15 @@ class Lane:
 class Waiter:
     """A task that waits for a permit. `grant` grants it.
 
-    At `late_at` it has waited for so long that the newest in its line is served first.
+    At `late_at` it has waited for so long that the newest in its line is served first; every second time, if it
+    `is_patient`, which is without a deadline.
     """
 
-    __slots__ = ("came", "gave_up", "grant", "late_at", "turn_came")
+    __slots__ = ("came", "gave_up", "grant", "is_patient", "late_at", "turn_came")
 
-    def __init__(self, grant: Callable[[], object], came: int, late_at: float) -> None:
+    def __init__(self, grant: Callable[[], object], came: int, late_at: float, *, is_patient: bool) -> None:
         self.late_at = late_at
+        self.is_patient = is_patient
         self.grant = grant
         self.came = came  # a serial number: lower is earlier
         self.turn_came: OneShotEvent | None = None  # created only if the task has to wait
@@ -119,6 +130,8 @@ class WorkKind:
         self.interactive = Lane(name)  # for calls that a caller waits for
         # a heap of the other lanes with waiters, ordered by turn
         self.lanes: list[tuple[float, int, Lane]] = []
+        self._best = inf  # the shortest time of a call
+        self._cut_off = 0  # attempts without a response at their deadline, since the latest response
         self.usual = 0.0  # seconds that a call takes, as a moving average; of a bulk request, see `LatencyLine`
         self.held_until = -inf  # when the latest hold ends
         self.shut = BusyIntervals()  # when waiters waited for the end of a hold or an outage
@@ -128,10 +141,20 @@ class WorkKind:
 
     def took(self, seconds: float) -> None:
         self.usual += _LATEST * (seconds - self.usual) if self.usual else seconds
+        self._best, self._cut_off = min(self._best, seconds), 0
+
+    def was_cut_off(self, seconds: float) -> bool:
+        """Record an attempt that had no response at its deadline; return whether that shows overload.
+
+        One of them may be chance, and a deadline may be too short for any service. But if a service goes on
+        with requests that nobody waits for, all that come after them are late, and no response ever shows that.
+        """
+        self._cut_off += 1
+        return self._cut_off > 1 and seconds > _UNUSUAL * self._best
 
     def times_in_line(self, left: float) -> tuple[float, float]:
         """Return after how many seconds a call is late in the line, and after how many it leaves."""
-        return min(_LONG_WAIT, _LATE_SHARE * left), left - min(_UNUSUAL * self.usual, _LEAVING_SHARE * left)
+        return min(LONG_WAIT, _LATE_SHARE * left), left - min(_UNUSUAL * self.usual, _LEAVING_SHARE * left)
 
     def until_turn(self, now: float, lane: Lane, remaining: float, *, is_held: bool = False) -> float:
         """Return the seconds until a permit's turn by the pace: soon, if the rate is only guessed."""
@@ -157,7 +180,7 @@ class FairQueue:
     of an interactive lane is before it. If interactive waiters never stop coming, one permit in ten still goes
     to the other lanes. These take turns by weight. Within a lane, the first to come is the first served. But
     if the first of an interactive lane has waited for long, there is more work than can be done in time. Then
-    the newest is served, because it has the most time left. Who waits without a deadline keeps its place.
+    the newest is served, because it has the most time left. If the first one has no deadline, they take turns.
     """
 
     def __init__(self, kinds: Mapping[str, WorkKind]) -> None:
@@ -166,8 +189,10 @@ class FairQueue:
         self._now = 0.0  # the turn of the lane that was served last: the clock of the turns
         self._joined = count()
 
-    def join(self, lane: Lane, grant: Callable[[], object], late_at: float = inf) -> Waiter:
-        waiter = Waiter(grant, next(self._joined), late_at)
+    def join(
+        self, lane: Lane, grant: Callable[[], object], late_at: float = inf, *, is_patient: bool = True
+    ) -> Waiter:
+        waiter = Waiter(grant, next(self._joined), late_at, is_patient=is_patient)
         lane.join(waiter)
         self._put_in_line(lane)
         return waiter

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.abc
 import httpx
 import pytest
 from fault_server import Request, right_document
@@ -324,6 +326,68 @@ def test_under_overload_the_client_serves_as_many_as_it_can(backend, load, deadl
     assert len(service.begun) - len(served) <= 0.03 * len(service.begun)  # in vain
     refused = [error for _, _, error in clicks.ended if error is not None]
     assert {error.delivery for error in refused if isinstance(error, TransportTimeoutError)} >= {"not_sent"}
+
+
+@BACKENDS
+def test_callers_who_are_cancelled_by_their_host_are_served_again_after_a_storm(backend):
+    """Without `deadline=` the client cannot know when they go: the oldest in the line have no time left."""
+    service, served = Stormy((5.0, 10.0)), []
+
+    async def main() -> None:
+        async with simulated(service) as client, anyio.create_task_group() as tasks:
+
+            async def click(number: int) -> None:
+                came = anyio.current_time()
+                with anyio.move_on_after(2.0), suppress(SamplingError):
+                    await client.generate_invite(f"m{number}", 2)
+                    served.append(came)
+
+            for number in range(20 * 18):
+                tasks.start_soon(click, number)
+                await anyio.sleep(1 / 20)
+
+    run(main, backend=backend)
+    assert sum(came >= 13 for came in served) == 20 * 5
+
+
+class Stubborn(httpx.AsyncBaseTransport):
+    """A service that goes on with requests that nobody waits for any more, as services do."""
+
+    def __init__(self, service: Stormy, tasks: anyio.abc.TaskGroup) -> None:
+        self._service, self._tasks = service, tasks
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        over, responses = anyio.Event(), []
+
+        async def work() -> None:
+            responses.append(await self._service.handle_async_request(request))
+            over.set()
+
+        self._tasks.start_soon(work)
+        await over.wait()
+        return responses[0]
+
+
+@BACKENDS
+@pytest.mark.parametrize(("workers", "width", "least"), [(1, 8, 0.4), (4, 16, 0.8), (4, 64, 0.8)])
+def test_a_service_whose_line_is_longer_than_all_deadlines_is_given_time_to_work_it_off(
+    backend, workers, width, least
+):
+    """Each request is late because of those before it, and no response ever shows that."""
+    service, seconds = Stormy(seconds=0.1, at_once=workers), 12
+
+    async def main() -> Clicks:
+        async with anyio.create_task_group() as tasks:
+            async with simulated(Stubborn(service, tasks), max_concurrency=width) as client:
+                clicks = Clicks(client, rate=20 * workers, seconds=seconds, deadline=0.3)
+                await clicks.run()
+            tasks.cancel_scope.cancel()
+        return clicks
+
+    clicks = run(main, backend=backend)
+    served = sum(error is None for _, _, error in clicks.ended)
+    assert served >= least * 10 * workers * seconds
+    assert clicks.served(seconds - 3) > 0.15
 
 
 @BACKENDS
