@@ -127,8 +127,8 @@ STORM = Pressure(0.1, 4, None, 0.0, None, (2.0, 7.0), 429, 8, clicks=0.0, deadli
 """A fan-out alone in a storm, in which the pause between two requests doubles."""
 
 
-# Left out: callers without a deadline whom their host cancels after a fixed time. In a storm, each of them is
-# sent when it is the oldest and about to be cancelled: no response is seen, and the storm seems to go on.
+# Left out: callers without a deadline whom their host cancels after a fixed time. Nobody can say when they must
+# be served; `test_pressure` has one such storm.
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @example(STORM)
 @given(PRESSURES)
