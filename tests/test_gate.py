@@ -817,8 +817,9 @@ async def order_of(deadlines: list[float], *, waited: float) -> list[int]:
         ([0.2] * 4, 0.04, [0, 1, 2, 3]),
         ([0.2] * 4, 0.05, [3, 2, 1, 0]),  # well before they leave: otherwise the newest would never be first
         ([math.inf] * 4, 0.4, [0, 1, 2, 3]),
-        ([math.inf] * 4, 0.5, [3, 0, 2, 1]),  # without a deadline, the oldest and the newest take turns
-        ([math.inf, 9.0, 9.0], 0.5, [2, 0, 1]),
+        ([math.inf] * 4, 9.0, [0, 1, 2, 3]),  # nobody is known to give up
+        ([math.inf, 9.0, 9.0], 0.5, [2, 1, 0]),  # who has no deadline gets the time of the others
+        ([math.inf] * 12 + [9.0], 0.5, [*range(12, 3, -1), 0, 3, 2, 1]),  # and one in ten is the oldest
     ],
 )
 async def test_the_newest_goes_first_once_the_first_has_waited_for_long(deadlines, waited, order):

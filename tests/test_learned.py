@@ -35,11 +35,13 @@ class Parts:
 
     def __init__(self, timeouts: Timeouts | None = None, remaining: float = 60.0) -> None:
         self.gate, self.outage, self.pace, self.limit = Told(), Told(), Told(), Told()
+        self.gate.callers = SimpleNamespace(at=lambda now: 1.5 if now == NOW else None)  # type: ignore[attr-defined]
         self.took: list[float] = []
         self.cut_off: list[float] = []
         kind = SimpleNamespace(pace=self.pace, adaptive=self.limit, held={1, 2, 3, 4}, took=self.took.append)
-        kind.was_cut_off = lambda seconds: self.cut_off.append(seconds) or len(self.cut_off) > 1
+        kind.was_cut_off = lambda seconds, now: self.cut_off.append(seconds) or len(self.cut_off) > 1
         self.permit: Any = SimpleNamespace(kind=kind, generation=7, among=5, remaining=remaining)
+        self.permit.is_waited_for = True
         self.learned = Feedback(self.gate, self.outage)  # type: ignore[arg-type]
         self.read_limit = (timeouts or Timeouts()).read_limit
 
@@ -86,7 +88,7 @@ def test_a_page_for_get_settings_begins_no_outage():
 def test_an_answer_to_a_bulk_is_reported_with_its_time_and_the_patience_for_its_ids():
     parts = Parts(Timeouts(bulk_base=10.0, bulk_per_id=0.5))
     parts.learn(BULK, Reply(OK))
-    assert parts.limit.told == [("answered_in", 2.0, 3, 11.5, 7, 4, 5)]
+    assert parts.limit.told == [("answered_in", 2.0, 3, 11.5, 1.5, 7, 4, 5)]
 
 
 def test_durations_are_kept_by_endpoint_with_the_moment_of_their_end():
@@ -148,5 +150,5 @@ def test_deadlines_that_pass_in_a_row_show_overload():
     parts.learn(SETTINGS, failed(502))
     assert parts.told == {}
     parts.learn(SETTINGS, failed(502))
-    assert parts.told == {"gate": [("overloaded", parts.permit)]}
+    assert parts.told == {"gate": [("overloaded", parts.permit, True)]}
     assert parts.cut_off == [NOW - BEGAN] * 2

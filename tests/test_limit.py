@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def answered(limit: AdaptiveLimit, seconds: float, *, ids: int = 100, running: int = 99, **changes) -> None:
-    facts = {"patience": 65.0, "generation": limit.generation, "among": running} | changes
+    facts = {"patience": 65.0, "callers": math.inf, "generation": limit.generation, "among": running} | changes
     limit.answered_in(seconds, quota_ids=ids, running=running, **facts)
 
 
@@ -370,6 +370,37 @@ def test_a_response_within_a_twentieth_of_the_time_limit_is_never_slow():
     for _ in range(2):
         answered(adaptive, 1.0, patience=20.0)
     assert adaptive.limit == 8 + 3
+
+
+@pytest.mark.parametrize(("callers", "limit"), [(0.3, 3), (2.0, 11), (0.5, 3), (30.0, 11)])
+def test_a_response_is_slow_after_a_quarter_of_the_time_that_callers_have(callers, limit):
+    """Half a second is enough, if they have more; what is long for the service is not long for a time limit."""
+    adaptive = AdaptiveLimit(99)
+    answered(adaptive, 0.1, ids=1, patience=60.0, callers=callers)
+    for _ in range(2):
+        answered(adaptive, 0.5, ids=1, patience=60.0, callers=callers, running=8)
+    assert adaptive.limit == limit
+
+
+def test_it_does_not_grow_by_responses_that_take_half_of_the_time_that_callers_have():
+    adaptive = AdaptiveLimit(99)
+    answered(adaptive, 1.0, ids=1, patience=1.0, running=1)
+    for callers, limit in ((3.1, 8.125), (2.9, 8.125)):
+        answered(adaptive, 1.5, ids=1, patience=1.0, callers=callers, running=8)
+        assert adaptive._limit == limit
+
+
+def test_above_what_was_too_much_it_grows_by_one_with_each_full_set_of_responses():
+    adaptive = AdaptiveLimit(99)
+    adaptive.overloaded(0, is_careful=True)
+    assert adaptive._limit == 4
+    for _ in range(4):
+        answered(adaptive, 1.0)
+    assert adaptive._limit == pytest.approx(5.0, abs=0.1)
+    adaptive.start_again()
+    for _ in range(3):
+        answered(adaptive, 1.0)
+    assert adaptive._limit == 4  # up to there, each response opens a place
 
 
 def test_a_longer_time_is_measured_by_a_quarter_of_the_difference():

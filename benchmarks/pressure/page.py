@@ -39,9 +39,10 @@ them after their time, as with `asyncio.timeout`.
 - **What was possible** is what a scheduler answers that knows the service (`possible.py`). It has the
   client's width, sends a request only if a worker and a token are free, knows how long each will take and
   when the trouble begins and ends, and chooses the click whose deadline is nearest of those that will be
-  answered in time. Before a trouble it fills the service's line, which is worked on meanwhile. Only what is
-  answered before the end of a trial counts, for both. A client that sends more at once than its width
-  (`max_concurrency`, by up to two clicks) can have a little more than 1.
+  answered in time. When a trouble begins, as many requests wait there as it works on, and are worked on
+  meanwhile. Only what is answered before the end of a trial counts, for both. A client that sends more at once
+  than its width (`max_concurrency`, by up to two clicks), or has more in the service's line when a trouble
+  begins, can have a little more than 1.
 - **Recovered** is the time from the end of the trouble, or of the last Retry-After, to the first second in
   which 0.9 of the old rate is answered, or 0.9 of what the scheduler answers in that second if that is less.
 - **Wasted** are requests that a caller or a time limit gave up before their response.

@@ -1,14 +1,15 @@
 """What was possible: a scheduler that knows the service serves the same calls.
 
-It knows how many requests the service works on and lets through, and when its trouble ends. It sends a
-request only if a worker and a token are free, so nothing is refused or waits there. It keeps the width of the
-client. When the service is about to refuse all, it fills the service's line, which is worked on during the
-trouble. It knows how long the next request will take. Of the clicks that wait it sends the one whose deadline
-is nearest of those that will be answered in time; a bulk gets what is left. In a cell, all clicks have the
-same time and nearly all requests take about as long, so no other order serves many more of them. Refusals by
-chance it does not know before: they are drawn as the service draws them, and a Retry-After is obeyed. Only
-what is answered before the end of the trial counts, here and for the clients: otherwise the line that is left
-at the end would count, and it is as long as a click has time, however short the trial.
+It knows how many requests the service works on and lets through, and when its trouble ends. It sends a request
+only if a worker and a token are free, so nothing is refused or waits there. It keeps the width of the client.
+When the service is about to refuse all, as many requests wait there as it works on, and those are worked on
+during the trouble: more would be there only for one who knew of it before. It knows how long the next request
+will take. Of the clicks that wait it sends the one whose deadline is nearest of those that will be answered in
+time; a bulk gets what is left. In a cell, all clicks have the same time and nearly all requests take about as
+long, so no other order serves many more of them. Refusals by chance it does not know before: they are drawn as
+the service draws them, and a Retry-After is obeyed. Only what is answered before the end of the trial counts,
+here and for the clients: otherwise the line that is left at the end would count, and it is as long as a click
+has time, however short the trial.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class _Scheduler:
         if not self._service.refuses_all(now):
             return not self._service.rate or self._tokens >= 1 - 1e-6
         if self._in_line is None:
-            self._in_line = self._width - len(self._busy)
+            self._in_line = min(self._width - len(self._busy), self._service.workers_at(now))
         return self._in_line > 0 and not self._service.rate
 
     def _send(self, now: float) -> bool:

@@ -79,8 +79,8 @@ class Feedback:
             # After the deadline, the failure itself says nothing about the service.
             if permit.remaining > _NO_TIME:
                 self._record_failure(call, permit, answer, began, now)
-            elif permit.kind.was_cut_off(now - began):
-                self._gate.overloaded(permit)
+            elif permit.kind.was_cut_off(now - began, now):
+                self._gate.overloaded(permit, was_late=permit.is_waited_for)
             return
         if answer.is_page:
             # With a page a proxy announces its maintenance, and the status may be any.
@@ -94,18 +94,25 @@ class Feedback:
         self._outage.answered(now)
         limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
         permit.kind.pace.answered(now, is_news=generation == limit.generation)
-        if call.endpoint == "bulk_invite":
+        if call.quota_ids:
             limit.answered_in(
                 now - began,
                 quota_ids=call.quota_ids,
                 patience=read_limit(call.endpoint, call.quota_ids),
+                callers=self._gate.callers.at(now),
                 generation=generation,
                 running=running,
                 among=permit.among,
             )
         else:
             limit.answered(generation, running)
+        if call.endpoint != "bulk_invite":
             permit.kind.took(now - began)
+
+    def attempt_cancelled(self, permit: Permit, seconds: float, seconds_of_call: float) -> None:
+        """Record that a host cancelled a call while an attempt had no response."""
+        if permit.was_cancelled(seconds_of_call) and permit.kind.was_cut_off(seconds, self._gate.clock()):
+            self._gate.overloaded(permit, was_late=True)
 
     def _record_failure(
         self, call: Call[Any], permit: Permit, error: SamplingError, began: float, now: float
@@ -190,6 +197,7 @@ class Attempts:
             if track.attempts > number:
                 if answer is None:
                     now = track.timeline.enter(DECODE)
+                    self._feedback.attempt_cancelled(permit, now - began, sum(track.timeline.seconds))
                 self._end(call, track, answer, exc, seconds=now - began, before=before)
             raise
         failure = result if isinstance(result, SamplingError) else None

@@ -21,13 +21,15 @@ from sampling_async._contract.logs import PanelLogger
 from sampling_async._pacing.limit import NEXT_TO_NOTHING, OVERLOADED
 from sampling_async._pacing.loops import OneShotEvent
 from sampling_async._pacing.outage import logger
-from sampling_async._pacing.turns import LONG_WAIT, FairQueue, WorkKind
+from sampling_async._pacing.turns import FairQueue, LeastTime, WorkKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from sampling_async._pacing.outage import Outage
     from sampling_async._pacing.turns import Lane, Waiter
+
+_LOWERED: Final = "%s: at most %d requests at once, %d before: the service is overloaded"
 
 # Waiting tasks resume at random moments within this share of a hold after its end, and within a second.
 _SPREAD: Final = 0.1
@@ -47,12 +49,13 @@ _UNWELL: Final = 3.0
 class Gate:
     """A semaphore for all calls of a client, whose size adapts.
 
-    It is fair, and a hold shuts it for a while. It decides who is next. The limit says how many may run, the
-    pace when the next may begin, the outage whether anybody may, and a deadline when its caller leaves.
+    It decides who is next. The limit says how many may run, the pace when the next may begin, a hold or an
+    outage whether anybody may, and a deadline when its caller leaves.
 
     Attributes:
         maximum: The number of attempts that may run, all kinds together; see `_RESERVED`.
         waiting: The number of tasks that wait for a permit.
+        callers: The time of those who wait for a call: until its deadline, or until their host cancelled it.
         clock: Returns seconds, from any start.
     """
 
@@ -73,6 +76,7 @@ class Gate:
         if outage is not None:
             outage.on_change = self._note_outage
         self.waiting = 0
+        self.callers = LeastTime()
         self.clock = clock
         self._sleep = sleep
         self._random = random
@@ -96,7 +100,7 @@ class Gate:
 
     @property
     def in_wait(self) -> int:
-        """The number of attempts that cannot begin yet, for whatever reason."""
+        """The number of attempts that cannot begin yet."""
         return self.waiting + len(self._delayed)
 
     def kind(self, name: str) -> WorkKind:
@@ -164,34 +168,29 @@ class Gate:
         pace.refused(self.clock(), is_news=permit.generation == kind.adaptive.generation)
         self.overloaded(permit, 1.0 if pace.spares_limit else OVERLOADED)
 
-    def overloaded(self, permit: Permit, share: float = OVERLOADED) -> None:
+    def overloaded(self, permit: Permit, share: float = OVERLOADED, *, was_late: bool = False) -> None:
         """Record that an attempt overloaded the service. If two kinds report this, all kinds are lowered.
 
         Args:
             permit: The permit of the attempt.
             share: The share of its kind's limit that is left.
+            was_late: Whether it had no response in time for its caller. What all kinds send made it wait.
         """
         kind, now = permit.kind, self.clock()
         kind.reported_at = now
         before = kind.adaptive.limit
-        kind.adaptive.overloaded(permit.generation, share)
+        kind.adaptive.overloaded(permit.generation, share, is_careful=was_late)
         if kind.adaptive.limit != before:
-            self._log.debug(
-                "%s: at most %d requests at once, %d before: the service is overloaded",
-                permit.lane.kind,
-                kind.adaptive.limit,
-                before,
-            )
+            self._log.debug(_LOWERED, permit.lane.kind, kind.adaptive.limit, before)
         others = [each for each in self._kinds.values() if each is not kind]
-        if not any(now - other.reported_at < _AT_ONCE for other in others):
+        if not (was_late or any(now - other.reported_at < _AT_ONCE for other in others)):
             return
         for other in others:
-            # Each kind is lowered once for one cause: not if it reported overload itself just now, and not if
-            # it was lowered just now. `lowered_at` is separate from `reported_at`: a kind that was lowered
-            # because of others has reported nothing, so it must not count as a second report.
+            # Each kind is lowered once for one cause. `lowered_at` is separate from `reported_at`: a kind that
+            # was lowered because of others has reported nothing, so it must not count as a second report.
             if now - max(other.reported_at, other.lowered_at) >= _AT_ONCE:
                 other.lowered_at = now
-                other.adaptive.overloaded(other.adaptive.generation)
+                other.adaptive.overloaded(other.adaptive.generation, is_careful=was_late)
 
     async def acquire(self, permit: Permit) -> None:
         """Wait until a permit is granted, there is no hold or outage, and its kind's pace allows an attempt.
@@ -217,12 +216,8 @@ class Gate:
                     if not self.waiting and self._has_place(kind):
                         self.grant(permit)
                         continue
-                    waiter = self._turns.join(
-                        permit.lane,
-                        partial(self.grant, permit),
-                        permit.late_at,
-                        is_patient=permit.remaining == inf,
-                    )
+                    now, time = self.clock(), permit.remaining
+                    waiter = self._turns.join(permit.lane, partial(self.grant, permit), now, time)
                     self.serve()
                     # If it was this permit's turn, it is held now: then no event and no wait are needed.
                     if not permit.is_held:
@@ -246,8 +241,7 @@ class Gate:
         """
         kind, now = permit.kind, self.clock()
         self._take_back(permit)
-        # Nearly always the only other waiter, if any, is the next job of the same lane: then nobody has to be
-        # looked for.
+        # Nearly always the only other waiter, if any, is the next job of the same lane.
         alone = self.waiting <= bool(permit.lane)
         if self._is_shut(kind) or kind.pace.wait(now) or not kind.has_room:
             is_next = False
@@ -309,11 +303,7 @@ class Gate:
                 self._held_back.discard(scope)
 
     def _note_outage(self) -> None:
-        """React to the beginning or the end of an outage.
-
-        At its beginning, all tasks in the queues wake up and wait for its end instead. At its end, each kind
-        starts again with one attempt at a time.
-        """
+        """At the beginning of an outage, wake all waiters; at its end, start with one attempt of each kind."""
         if self._outage is not None and self._outage.is_on:
             # The waiters get no permit. They resume in `acquire`, which sees the outage and waits for its end.
             for lane in self._turns.lanes():
@@ -331,6 +321,7 @@ class Gate:
             await waiter.turn_came.wait()
         except BaseException:
             waiter.gave_up = True
+            permit.was_cancelled(self.clock() - waiter.since)
             # `serve` may have granted the permit in the moment of the cancellation. Without this release,
             # nobody would hold it, and one place less would be left for all others.
             permit.release()
@@ -376,10 +367,8 @@ class Gate:
         return sum(permit.lane is permit.kind.interactive for permit in self._held)
 
     def _grant_first(self, lane: Lane) -> None:
-        first = lane.first()
-        waiter = lane.leave(
-            is_late=first.late_at < inf and self.clock() >= first.late_at and lane.takes_newest()
-        )
+        is_waited_for, now = lane is self._kinds[lane.kind].interactive, self.clock()
+        waiter = lane.leave(is_late=is_waited_for and lane.first().is_late(now, self.callers.at(now)))
         waiter.grant()
         waiter.wake()
 
@@ -400,15 +389,13 @@ class Permit:
         kind: The state of the kind of work that it is for.
         generation: The generation of that kind's limit when the permit was granted.
         among: The number of permits held at that moment, this one included.
-        late_at: When it has been in the line for long; see `FairQueue`.
         leaves_at: When it leaves the line, because too little time is left.
         waiter: Its place in the queue, while a task waits there.
         is_withdrawn: Whether the permit was withdrawn.
     """
 
     __slots__ = (
-        "_gate", "_until", "among", "generation", "is_withdrawn", "kind", "lane", "late_at", "leaves_at",
-        "waiter",
+        "_gate", "_until", "among", "generation", "is_withdrawn", "kind", "lane", "leaves_at", "waiter",
     )  # fmt: skip
 
     def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
@@ -418,9 +405,23 @@ class Permit:
         self.kind = gate.kind(lane.kind)
         self.generation = 0
         self.among = 0
-        self.late_at = self.leaves_at = inf
+        self.leaves_at = inf
         self.waiter: Waiter | None = None
         self.is_withdrawn = False
+        if until < inf and self.is_waited_for:
+            gate.callers.note(until - gate.clock(), gate.clock())
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for the call, and it is no part of a bulk."""
+        return self.lane is self.kind.interactive
+
+    def was_cancelled(self, seconds: float) -> bool:
+        """Record that its call was cancelled, if somebody waits for it; return False if it had a deadline."""
+        is_without = self._until == inf and self.is_waited_for
+        if is_without:
+            self._gate.callers.note(seconds, self._gate.clock())
+        return is_without
 
     @property
     def is_held(self) -> bool:
@@ -446,14 +447,11 @@ class Permit:
         remaining, until_closed = self.remaining, self.lane.until_closed
         if self.is_held:
             return remaining > 0
-        if remaining == inf and self.lane is self.kind.interactive:
-            self.late_at = self._gate.clock() + LONG_WAIT
         if remaining < inf:
             now = self._gate.clock()
             turn = self.kind.until_turn(now, self.lane, remaining)
-            if self.lane is self.kind.interactive:
-                long, remaining = self.kind.times_in_line(remaining)
-                self.late_at = now + long
+            if self.is_waited_for:
+                remaining = self.kind.leaves_after(remaining)
             self.leaves_at = now + remaining
             if max(turn, self.held_for) >= remaining:
                 return False

@@ -101,6 +101,7 @@ class Pace:
         self._refused_at = inf  # when that came
         self._is_resumed = False  # whether an attempt has begun since
         self._held_until = -inf
+        self._held_for = 0.0  # seconds that the service asked to wait at the latest refusal
         self._cost = 0.0  # the attempts that the latest refusal cost, because the service asked to wait
         self._accepted_at: deque[float] = deque(maxlen=_ENOUGH)
         self._next_at = -inf
@@ -211,7 +212,7 @@ class Pace:
             if self._is_measured:
                 # The latest ones took what the limit had saved up for a burst, and over the whole time it was
                 # not used up. The limit is between the two.
-                mean = stretch.let_through / max(now - self._refused_at, 1e-6)
+                mean = stretch.let_through / max(now - self._refused_at - self._held_for, 1e-6)
                 latest = min(rate, sqrt(latest * min(latest, mean)))
             self._rate = latest
         self._rate = max(self._rate, _LEAST_RATE if self._is_measured else _LEAST_GUESSED_RATE)
@@ -264,8 +265,8 @@ class Pace:
         if not self._is_resumed:
             # What was under way at the refusal has counted for the stretch before.
             self._stretch, self._is_resumed = _Stretch(now), True
-            held = max(0.0, min(now, self._held_until) - self._refused_at)
-            self._cost = held * self._rate if self._rate < inf else 0.0
+            self._held_for = max(0.0, min(now, self._held_until) - self._refused_at)
+            self._cost = self._held_for * self._rate if self._rate < inf else 0.0
         self._stretch.begun += 1
         # A client that rests learns nothing: of a long time without attempts, only a second counts.
         self._well_for += min(_CALM, max(0.0, now - max(self._latest_at, self._held_until)))
@@ -361,7 +362,11 @@ _AT_EASE: Final = 1.25
 _GROWING: Final = 2.0
 _TOO_SLOW: Final = 3.0
 
-_HARMLESS: Final = 1 / 20  # of the time limit: a response this fast is never too slow
+# Shares of the time limit, and of the time of callers, or of so many seconds if they have more: a response this
+# fast is never too slow.
+_HARMLESS: Final = 1 / 20
+_FELT: Final = 1 / 4
+_LONG: Final = 2.0
 _RELEARNED: Final = 0.25  # the weight of a longer time that was measured without other load of this client
 _LATEST: Final = 0.1  # the weight of the latest time in the moving average
 
@@ -435,6 +440,7 @@ class AdaptiveLimit:
     generation: int = field(default=0, init=False)
     _limit: float = field(init=False)
     _ratio: float = field(default=0.0, init=False)  # of the previous response
+    _careful_from: float = field(default=inf, init=False)  # the limit above which it grows slowly
 
     def __attrs_post_init__(self) -> None:
         self._limit = float(min(_START, self.maximum))
@@ -443,10 +449,15 @@ class AdaptiveLimit:
     def limit(self) -> int:
         return int(self._limit)
 
-    def overloaded(self, generation: int, share: float = OVERLOADED) -> None:
-        """Record that an attempt of a generation overloaded the service; `share` of the limit is left."""
+    def overloaded(self, generation: int, share: float = OVERLOADED, *, is_careful: bool = False) -> None:
+        """Record that an attempt of a generation overloaded the service; `share` of the limit is left.
+
+        If that `is_careful`, a higher limit is tried slowly from now on.
+        """
         if generation == self.generation:
             self._limit = max(1.0, self._limit * share)
+            if is_careful:
+                self._careful_from = self._limit
             self.generation += 1
 
     def start_again(self) -> None:
@@ -458,16 +469,26 @@ class AdaptiveLimit:
         self._grow(1.0 / self._limit, generation, running)
 
     def answered_in(
-        self, seconds: float, *, quota_ids: int, patience: float, generation: int, running: int, among: int
+        self,
+        seconds: float,
+        *,
+        quota_ids: int,
+        patience: float,
+        callers: float,
+        generation: int,
+        running: int,
+        among: int,
     ) -> None:
-        """Record the success of a bulk invite, and its time.
+        """Record the success of an attempt to ask for invites, and its time.
 
-        Times below 5 % of `patience`, the attempt's time limit, never count as slow. `among` attempts ran when
-        it was started and `running` when it ended, itself included.
+        `patience` is the attempt's time limit, and `callers` the least time of those who wait for a call. Times
+        below a small share of both never count as slow. `among` attempts ran when it was started and `running`
+        when it ended, itself included.
         """
         expected = self.latency.line
         self.latency.add(quota_ids, seconds, alone=running == among == 1)
-        if expected is None or seconds <= patience * _HARMLESS:
+        felt = _FELT * min(callers, _LONG) if callers < inf else inf
+        if expected is None or seconds <= min(felt, _HARMLESS * patience):
             ratio = _AT_EASE
         else:
             ratio = seconds / max(expected(quota_ids), 1e-9)
@@ -476,11 +497,11 @@ class AdaptiveLimit:
         if ratio > _TOO_SLOW and before > _GROWING:
             # If 8 ran and took 4 times as long, the service worked on 8 / 4 = 2 at once. The limit becomes
             # twice that, 4, so that the service always has the next one waiting.
-            self._limit = min(self._limit, max(1.0, _GROWING * among / ratio))
+            self._limit = self._careful_from = min(self._limit, max(1.0, _GROWING * among / ratio))
         elif ratio <= _AT_EASE:
             # One more place for each response doubles the limit with each full set of responses.
-            self._grow(1.0, generation, running)
-        elif ratio <= _GROWING:
+            self._grow(1.0 if self._limit < self._careful_from else 1.0 / self._limit, generation, running)
+        elif ratio <= _GROWING and seconds <= callers / 2:
             self._grow(1.0 / self._limit, generation, running)
 
     def _grow(self, step: float, generation: int, running: int) -> None:

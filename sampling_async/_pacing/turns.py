@@ -29,12 +29,19 @@ _LONGEST_SHARE: Final = 0.1
 # its time: then the newest go first. It leaves when less time is left than so many times what a call takes, and
 # not before the larger share: what is known of the service may be long ago. If both shares were the same, all
 # would leave before the newest go first, and those who are sent would have too little time left.
-LONG_WAIT: Final = 0.5
+_LONG_WAIT: Final = 0.5
 _LATE_SHARE: Final = 0.25
 _LEAVING_SHARE: Final = 0.5
 _UNUSUAL: Final = 2.0
 
+_OLDEST: Final = 10  # one in so many is the oldest, if callers have no deadline: some may never give up
+
+# Attempts that have no response at their deadline show overload for so many seconds. Then only those do that
+# took much longer than the shortest time of a call.
+_HOPELESS: Final = 15.0
+
 _LATEST: Final = 0.1  # the weight of the latest time in the moving average
+_LATELY: Final = 10.0  # seconds for which a short time of a caller counts
 
 
 class Lane:
@@ -61,7 +68,7 @@ class Lane:
         self.turn = 0.0
         self.in_line = False
         self._waiting: deque[Waiter] = deque()
-        self._took_newest = False
+        self._newest_in_a_row = 0
 
     def __bool__(self) -> bool:
         """Return whether a waiter is in the queue. Waiters that gave up do not count, and are removed."""
@@ -75,17 +82,13 @@ class Lane:
     def first(self) -> Waiter:
         return self._waiting[0]
 
-    def takes_newest(self) -> bool:
-        """Return whether the newest goes first now; the line is long.
-
-        If the first one has no deadline, every second time: its host may cancel it soon, or never.
-        """
-        self._took_newest = not (self._waiting[0].is_patient and self._took_newest)
-        return self._took_newest
-
     def leave(self, *, is_late: bool = False) -> Waiter:
         """Take out the first waiter; if that one is late, the newest."""
+        self._newest_in_a_row += 1
+        if self._newest_in_a_row >= _OLDEST and self._waiting[0].time == inf:
+            is_late = False
         if not is_late:
+            self._newest_in_a_row = 0
             return self._waiting.popleft()
         while self._waiting[-1].gave_up:
             self._waiting.pop()
@@ -95,23 +98,41 @@ class Lane:
 class Waiter:
     """A task that waits for a permit. `grant` grants it.
 
-    At `late_at` it has waited for so long that the newest in its line is served first; every second time, if it
-    `is_patient`, which is without a deadline.
+    It joined the line at `since`, and had so much `time` then, in seconds; without a deadline infinite.
     """
 
-    __slots__ = ("came", "gave_up", "grant", "is_patient", "late_at", "turn_came")
+    __slots__ = ("came", "gave_up", "grant", "since", "time", "turn_came")
 
-    def __init__(self, grant: Callable[[], object], came: int, late_at: float, *, is_patient: bool) -> None:
-        self.late_at = late_at
-        self.is_patient = is_patient
+    def __init__(self, grant: Callable[[], object], came: int, since: float, time: float) -> None:
+        self.since = since
+        self.time = time
         self.grant = grant
         self.came = came  # a serial number: lower is earlier
         self.turn_came: OneShotEvent | None = None  # created only if the task has to wait
         self.gave_up = False
 
+    def is_late(self, now: float, callers: float) -> bool:
+        """Return whether it has waited for long, for the time it has; without a deadline, others have."""
+        time = self.time if self.time < inf else callers
+        return time < inf and now - self.since >= min(_LONG_WAIT, _LATE_SHARE * time)
+
     def wake(self) -> None:
         if self.turn_came is not None:
             self.turn_came.set()
+
+
+class LeastTime:
+    """The least time that a caller had, in seconds, of those of the latest seconds."""
+
+    def __init__(self) -> None:
+        self._seconds, self._until = inf, -inf
+
+    def note(self, seconds: float, now: float) -> None:
+        if seconds <= self._seconds or now >= self._until:
+            self._seconds, self._until = seconds, now + _LATELY
+
+    def at(self, now: float) -> float:
+        return self._seconds if now < self._until else inf
 
 
 class WorkKind:
@@ -131,7 +152,9 @@ class WorkKind:
         # a heap of the other lanes with waiters, ordered by turn
         self.lanes: list[tuple[float, int, Lane]] = []
         self._best = inf  # the shortest time of a call
-        self._cut_off = 0  # attempts without a response at their deadline, since the latest response
+        self._cut_off_at = (
+            inf  # the first attempt without a response at its deadline, since the latest response
+        )
         self.usual = 0.0  # seconds that a call takes, as a moving average; of a bulk request, see `LatencyLine`
         self.held_until = -inf  # when the latest hold ends
         self.shut = BusyIntervals()  # when waiters waited for the end of a hold or an outage
@@ -141,20 +164,24 @@ class WorkKind:
 
     def took(self, seconds: float) -> None:
         self.usual += _LATEST * (seconds - self.usual) if self.usual else seconds
-        self._best, self._cut_off = min(self._best, seconds), 0
+        self._best, self._cut_off_at = min(self._best, seconds), inf
 
-    def was_cut_off(self, seconds: float) -> bool:
+    def was_cut_off(self, seconds: float, now: float) -> bool:
         """Record an attempt that had no response at its deadline; return whether that shows overload.
 
-        One of them may be chance, and a deadline may be too short for any service. But if a service goes on
-        with requests that nobody waits for, all that come after them are late, and no response ever shows that.
+        One of them may be chance. But if a service goes on with requests that nobody waits for, all that come
+        after them are late, and no response ever shows that. If it lasts, the deadline may be too short for any
+        service.
         """
-        self._cut_off += 1
-        return self._cut_off > 1 and seconds > _UNUSUAL * self._best
+        self.usual = max(self.usual, self.usual + _LATEST * (seconds - self.usual))
+        if self._cut_off_at == inf:
+            self._cut_off_at = now
+            return False
+        return now - self._cut_off_at < _HOPELESS or seconds > _UNUSUAL * self._best
 
-    def times_in_line(self, left: float) -> tuple[float, float]:
-        """Return after how many seconds a call is late in the line, and after how many it leaves."""
-        return min(LONG_WAIT, _LATE_SHARE * left), left - min(_UNUSUAL * self.usual, _LEAVING_SHARE * left)
+    def leaves_after(self, left: float) -> float:
+        """Return after how many seconds in the line a call that somebody waits for has too little time left."""
+        return left - min(_UNUSUAL * self.usual, _LEAVING_SHARE * left)
 
     def until_turn(self, now: float, lane: Lane, remaining: float, *, is_held: bool = False) -> float:
         """Return the seconds until a permit's turn by the pace: soon, if the rate is only guessed."""
@@ -180,7 +207,8 @@ class FairQueue:
     of an interactive lane is before it. If interactive waiters never stop coming, one permit in ten still goes
     to the other lanes. These take turns by weight. Within a lane, the first to come is the first served. But
     if the first of an interactive lane has waited for long, there is more work than can be done in time. Then
-    the newest is served, because it has the most time left. If the first one has no deadline, they take turns.
+    the newest is served, because it has the most time left. Without a deadline, its time is the least that
+    other callers had of late: until their deadline, or until their host cancelled them.
     """
 
     def __init__(self, kinds: Mapping[str, WorkKind]) -> None:
@@ -189,10 +217,8 @@ class FairQueue:
         self._now = 0.0  # the turn of the lane that was served last: the clock of the turns
         self._joined = count()
 
-    def join(
-        self, lane: Lane, grant: Callable[[], object], late_at: float = inf, *, is_patient: bool = True
-    ) -> Waiter:
-        waiter = Waiter(grant, next(self._joined), late_at, is_patient=is_patient)
+    def join(self, lane: Lane, grant: Callable[[], object], since: float = 0.0, time: float = inf) -> Waiter:
+        waiter = Waiter(grant, next(self._joined), since, time)
         lane.join(waiter)
         self._put_in_line(lane)
         return waiter
