@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import signal
@@ -19,7 +20,6 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from anyio.from_thread import BlockingPortal
 from doubles import KEY, PANEL
 
 import sampling_async
@@ -528,14 +528,14 @@ def test_a_fan_out_goes_on_after_a_ctrl_c_that_was_caught(sim, after):
 
 
 def test_ctrl_c_as_a_call_begins_leaves_nothing_that_closing_would_wait_for(sim, monkeypatch):
-    client, start = client_of(sim), BlockingPortal.start_task_soon
+    client, submit = client_of(sim), asyncio.BaseEventLoop.call_soon_threadsafe
 
-    def interrupted(portal, *given, **options):
-        monkeypatch.setattr(BlockingPortal, "start_task_soon", start)
+    def interrupted(*_, **__):
+        monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", submit)
         raise KeyboardInterrupt
 
     client.get_settings()
-    monkeypatch.setattr(BlockingPortal, "start_task_soon", interrupted)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         client.get_settings()
     began = time.monotonic()

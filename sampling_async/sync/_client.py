@@ -6,7 +6,7 @@ import inspect
 import re
 import time
 from contextlib import closing, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from sampling_async._client import SamplingClient as AsyncClient
@@ -103,9 +103,7 @@ def _iterating(
             while found := loop.call(step):
                 yield found[0]
         finally:
-            # Where there is no event loop any more, it has closed them.
-            if loop.is_running:
-                loop.call(items.aclose)
+            loop.leave(items.aclose)
 
     return iterate
 
@@ -170,8 +168,7 @@ def _within(
         try:
             yield yielded
         finally:
-            if loop.is_running:
-                loop.call(inside.__aexit__, None, None, None)
+            loop.leave(partial(inside.__aexit__, None, None, None))
 
     return block
 

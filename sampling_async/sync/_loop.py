@@ -1,25 +1,30 @@
-"""An event loop in a thread of its own, and calls into it from threads that wait for the result."""
+"""An event loop in a thread of its own, and calls into it from threads that wait for the result.
+
+A signal handler that raises may interrupt any line of a thread that waits. `concurrent.futures` and
+`threading.Event` hold a lock of Python code while they wait: interrupted there, they raise something else, or
+wait for ever. So a thread waits here for locks of C only, in one step: see `_Latch`.
+"""
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import sys
 import threading
 import warnings
 import weakref
-from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import anyio
-from anyio.from_thread import BlockingPortal
 
 from sampling_async._contract.errors import ClientClosedError
 from sampling_async._wire.sockets import forks
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 T = TypeVar("T")
 Given = ParamSpec("Given")
@@ -62,22 +67,29 @@ class LoopThread:
         """
         call = _BlockingCall(partial(function, *args, **kwargs))
         try:
-            return self._entered(call).start_task_soon(call.run).result()
-        except CancelledError:
-            raise ClientClosedError("the client was closed during the call", delivery="unknown") from None
-        except BaseException as exc:
-            if call.loop is None:  # it was refused
-                raise
-            if isinstance(exc, RuntimeError) and not call.has_begun and call.loop.is_ending:
-                raise ClientClosedError(_CLOSED, delivery="not_sent") from None
+            self._enter(call).submit(call.begin)
+            call.over.wait()
+        except BaseException:
             call.cancel()
             raise
         finally:
             if call.loop is not None:
                 call.loop.calls.discard(call)
+        return call.result()
 
-    def _entered(self, call: _BlockingCall[Any]) -> BlockingPortal:
-        """Return the portal for a call. The event loop does not end before the call is forgotten."""
+    def leave(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Call a function that closes something, if the event loop runs: otherwise that is closed already.
+
+        The garbage collector may want this in the thread of the event loop, where it is not waited for.
+        """
+        loop = self._loop
+        if loop is not None and loop.is_mine:
+            loop.start_task(function)
+        elif self.is_running:
+            self.call(function)
+
+    def _enter(self, call: _BlockingCall[Any]) -> _Loop:
+        """Return the event loop for a call. It does not end before the call is forgotten."""
         with self._lock:
             if self._is_closed:
                 raise ClientClosedError(_CLOSED, delivery="not_sent")
@@ -86,18 +98,17 @@ class LoopThread:
             # First this: whatever a signal handler interrupts from here on, the call is forgotten in the end.
             call.loop = loop
             loop.calls.add(call)
-        loop.ready.result()
-        assert loop.portal is not None
-        return loop.portal
+        loop.require_ready()
+        return loop
 
     def _started(self) -> _Loop:
         if self._loop is None:
             self._loop = _Loop(self._aclose, self.open)
         # A signal handler may have raised between these lines, so each call looks whether all was done.
-        if self._loop.thread.ident is None:
+        if not self._loop.is_started:
             weakref.finalize(self, _drop, self._loop, self._owner).atexit = False
             _clients.add(self)
-            self._loop.thread.start()
+            self._loop.start()
         return self._loop
 
     @property
@@ -115,14 +126,36 @@ class LoopThread:
             self._is_closed = True
         if not loop.is_of_a_parent:
             loop.end()
-            loop.ended.result()
+            loop.ended.wait()
+            if loop.error is not None:
+                raise loop.error
+
+
+class _Latch:
+    """What threads wait for until it is set, once. A signal handler that raises leaves nothing held."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._waiters: list[_thread.LockType] = []
+
+    def set(self) -> None:
+        self.is_set = True
+        while self._waiters:
+            self._waiters.pop().release()
+
+    def wait(self) -> None:
+        waiter = _thread.allocate_lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        if self.is_set:  # maybe before this one was in the list
+            return
+        waiter.acquire()
 
 
 class _Loop:
     """The event loop and its thread. It does not hold the client that uses it, which can be dropped."""
 
-    portal: BlockingPortal | None = None
-    _loop: asyncio.AbstractEventLoop
+    _loop: asyncio.AbstractEventLoop | None = None
     _end: asyncio.Event
 
     def __init__(
@@ -131,19 +164,30 @@ class _Loop:
         still_open: Mapping[object, Callable[[], Awaitable[object]]],
     ) -> None:
         self.calls: set[_BlockingCall[Any]] = set()
-        self.ready: Future[None] = Future()
-        self.ended: Future[None] = Future()
-        self.is_ending = False
+        self._tasks: set[asyncio.Task[object]] = set()  # the event loop holds them weakly
+        self.ready, self.ended = _Latch(), _Latch()
+        self.error: BaseException | None = None  # that it has ended with
+        self.is_started = self.is_ending = False
         self._aclose = aclose
         self._still_open = still_open
         self._forks = forks.count
         # A daemon: the program may end without closing the client. `atexit` closes it then.
-        self.thread = threading.Thread(target=self._run, name="sampling_async.sync", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sampling_async.sync", daemon=True)
+
+    def start(self) -> None:
+        # `Thread.start` waits for an event. A thread that no signal handler interrupts does that.
+        _thread.start_new_thread(self._thread.start, ())
+        self.is_started = True
 
     @property
     def is_of_a_parent(self) -> bool:
         """Whether this process was forked since the start, so that the thread is in another process."""
         return self._forks != forks.count
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this is the thread of the event loop."""
+        return self._thread is threading.current_thread()
 
     def require_usable(self) -> None:
         if self.is_of_a_parent:
@@ -151,84 +195,137 @@ class _Loop:
                 "the client was used before this process was forked, and its thread is in the parent process: "
                 "make a client in each process, or do not use it before the fork"
             )
-        if self.thread is threading.current_thread():
+        if self.is_mine:
             raise RuntimeError(
                 "this is the client's own thread, where a blocking call would wait for itself: hooks and "
                 "transports run here, and cannot call the client"
             )
 
+    def require_ready(self) -> None:
+        """Wait until calls are possible."""
+        self.ready.wait()
+        if self.is_ending:
+            raise (None if self.is_ready else self.error) or ClientClosedError(_CLOSED, delivery="not_sent")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an event loop, or has been one."""
+        return self._loop is not None
+
     def _run(self) -> None:
         try:
             anyio.run(self._main, backend="asyncio")
         except BaseException as exc:  # noqa: BLE001  raised by `close`, and by calls if there is no loop at all
-            self.is_ending = True
-            if not self.ready.done():
-                self.ready.set_exception(exc)
-            self.ended.set_exception(exc)
-        else:
-            self.ended.set_result(None)
+            self.is_ending, self.error = True, exc
+        self._end_calls()
+        self.ready.set()
+        self.ended.set()
 
     async def _main(self) -> None:
         import asyncio  # noqa: PLC0415  it is loaded in this thread, while the one that waits does nothing
 
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        async with BlockingPortal() as portal:
-            self.portal = portal
-            self.ready.set_result(None)
-            try:
-                await self._end.wait()
-                await self._aclose()
-                for close in tuple(self._still_open.values()):
-                    await close()
-            finally:
-                self.is_ending = True
-                await portal.stop(cancel_remaining=True)
-                with anyio.move_on_after(_ENDING_SECONDS, shield=True):
-                    # A thread may be about to start a call. It must find out that this has ended.
-                    while any(not call.over.is_set() for call in tuple(self.calls)):  # noqa: ASYNC110  those threads have no event to set
-                        await anyio.sleep(_TICK)
+        self._end, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        self.ready.set()
+        try:
+            await self._end.wait()
+            await self._aclose()
+            for close in tuple(self._still_open.values()):
+                await close()
+        finally:
+            self.is_ending = True
+            for each in tuple(self.calls):
+                each.cancel_in_loop()
+            with anyio.move_on_after(_ENDING_SECONDS, shield=True):
+                # A thread may be about to start a call. It must find out that this has ended.
+                while any(not call.over.is_set for call in tuple(self.calls)):  # noqa: ASYNC110  those threads have no event to set
+                    await anyio.sleep(_TICK)
+
+    def start_task(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Begin a task, in the thread of the event loop and in the context of who calls this."""
+        assert self._loop is not None
+        task = self._loop.create_task(function())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def submit(self, function: Callable[[], object]) -> None:
+        """Call a function in the event loop, after those submitted before, in the context of this thread."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # it has ended
+            self._end_calls()
+
+    def _end_calls(self) -> None:
+        for call in tuple(self.calls):
+            call.over.set()
 
     def end(self) -> None:
         """Begin to end it, from any thread and at any moment, also from the garbage collector."""
-        if self.ready.exception() is not None:
-            return
-        with suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self._end.set)
+        self.ready.wait()
+        if self.is_ready:
+            self.submit(self._end.set)
 
 
 class _BlockingCall(Generic[T]):
     """One call. It may be cancelled at any moment, also before it begins."""
 
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
-        self.loop: _Loop | None = None
-        self.has_begun = False
+        self.loop: _Loop | None = None  # None if it was refused
+        self.over = _Latch()
         self._function = function
-        self.over = threading.Event()
+        self._has_begun = self._is_cancelled = False
         self._scope: anyio.CancelScope | None = None
+        self._results: list[T] = []
+        self._error: BaseException | None = None
 
-    async def run(self) -> T:
-        self.has_begun = True
+    def begin(self) -> None:
+        assert self.loop is not None
+        if self.loop.is_ending or self._is_cancelled:
+            self.over.set()
+        else:
+            self._has_begun = True
+            # This is a copy of the caller's context, which may name the library of another event loop.
+            if (sniffio := sys.modules.get("sniffio")) is not None:
+                sniffio.current_async_library_cvar.set("asyncio")
+            self.loop.start_task(self._run)
+
+    async def _run(self) -> None:
         try:
             with anyio.CancelScope() as self._scope:
-                return await self._function()
-            raise RuntimeError("cancelled")  # nobody waits for it
+                if not self._is_cancelled:
+                    self._results.append(await self._function())
+        except Exception as exc:  # noqa: BLE001  raised by `result`
+            self._error = exc
         finally:
             self.over.set()
 
+    def result(self) -> T:
+        """Return the result, or raise the error."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # it refers to this frame
+        if self._results:
+            return self._results[0]
+        if not self._has_begun:
+            raise ClientClosedError(_CLOSED, delivery="not_sent")
+        raise ClientClosedError("the client was closed during the call", delivery="unknown")
+
     def cancel(self) -> None:
         """Cancel the call and wait for its end."""
-        portal = None if self.loop is None else self.loop.portal
-        if portal is not None and not self.over.is_set():
-            with suppress(RuntimeError):  # the loop has ended, and this call with it
-                portal.start_task_soon(self._cancel)
-                self.over.wait()
+        if self.loop is not None and self.loop.is_ready and not self.over.is_set:
+            self.loop.submit(self.cancel_in_loop)
+            self.over.wait()
 
-    def _cancel(self) -> None:
-        # Calls begin in the order in which they are started, so one that has not begun by now never will.
-        if self._scope is None:
-            self.over.set()
-        else:
+    def cancel_in_loop(self) -> None:
+        self._is_cancelled = True
+        if self._scope is not None:
             self._scope.cancel()
+        elif not self._has_begun:
+            # Calls begin in the order in which they are submitted, so it never will.
+            self.over.set()
 
 
 _clients: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()

@@ -151,6 +151,9 @@ class BlockingStream(Iterator[Item_co]):
         self._input = items
         self._filling: asyncio.Future[bool] | None = None
         self._lock = threading.RLock()  # several threads may read one stream
+        # Taken from the stream, but a signal handler raised before they were returned.
+        self._interrupted: list[Item_co] = []
+        self._received: Item_co | None = None  # the latest
         self._is_inside = False
 
     def __enter__(self) -> Self:
@@ -184,18 +187,31 @@ class BlockingStream(Iterator[Item_co]):
         return self
 
     def __next__(self) -> Item_co:
-        with self._lock:
-            while (item := self._stream.next_now()) is None:
-                if not self._is_inside:
-                    raise RuntimeError(
-                        "a stream gives items inside its block: with client.fan_out(...) as outcomes"
-                    )
-                more = self._loop.call(self._step)
-                if more is False:
-                    raise StopIteration
-                if more is None and self._input is not None:
-                    self._input.read()
-            return item
+        item, before = None, self._received
+        try:
+            with self._lock:
+                if self._interrupted:
+                    item = self._interrupted[0]
+                    del self._interrupted[0]
+                while item is None and (item := self._stream.next_now()) is None:
+                    self._bring()
+                self._received = item
+                return item
+        except BaseException:
+            self._received = before
+            if item is not None and item not in self._interrupted:
+                self._interrupted.append(item)
+            raise
+
+    def _bring(self) -> None:
+        """Wait for items or, if more input is needed first, read some of it."""
+        if not self._is_inside:
+            raise RuntimeError("a stream gives items inside its block: with client.fan_out(...) as outcomes")
+        more = self._loop.call(self._step)
+        if more is False:
+            raise StopIteration
+        if more is None and self._input is not None:
+            self._input.read()
 
     async def _step(self) -> bool | None:
         """Wait for items and return True, or return False at the end, or None if more input is needed."""
@@ -239,7 +255,7 @@ class OutcomeStream(BlockingStream["InviteOutcome"]):
     @property
     def left_over(self) -> tuple[InviteOutcome, ...]:
         """After the block: the outcomes of all quota IDs taken from the input that you have not received."""
-        return self._outcomes.left_over
+        return *self._interrupted, *self._outcomes.left_over
 
     @property
     def unrequested(self) -> deque[InviteOutcome]:
@@ -261,9 +277,9 @@ class RecontactStream(BlockingStream[str]):
 
     def __init__(self, loop: LoopThread, stream: AsyncRecontactStream) -> None:
         super().__init__(loop, stream, stream.fill)
-        self._codes = stream
+        self._after = stream.last_taken
 
     @property
     def last_taken(self) -> str | None:
         """The last member code that you received, to resume with `after=`; before that, the given `after`."""
-        return self._codes.last_taken
+        return self._received or self._after
