@@ -158,7 +158,7 @@ def test_a_line_end_behind_an_address_or_a_path_is_no_part_of_it():
 @pytest.mark.parametrize(
     ("query", "way"),
     [
-        ("pgbouncer=true", "pool_mode = session"),
+        ("pgbouncer=true", "leave it out"),
         ("ssl=require", "sslmode=require"),
         ("currentSchema=us", "schema=name"),
     ],

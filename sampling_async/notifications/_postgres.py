@@ -46,7 +46,7 @@ _OTHER_DSN: Final = re.compile(
 )
 # Parameters of other drivers, and what libpq has in their place.
 _NOT_OF_LIBPQ: Final = {
-    "pgbouncer": "leave it out, and set pool_mode = session in PgBouncer",
+    "pgbouncer": "leave it out",
     "ssl": "write sslmode=require, or sslmode=verify-full",
     "currentSchema": "write schema=name",
     "search_path": "write schema=name",
@@ -80,7 +80,8 @@ class PostgresStore(SqlStore):
     A transaction is on the disk when it ends. While the database is away, an inbox opens and answers 503; it
     connects again by itself. The tables are in a schema of their own, which is made if there is none.
 
-    The clocks of the hosts must agree within some seconds. Behind PgBouncer it needs `pool_mode = session`.
+    The clocks of the hosts must agree within some seconds. It keeps nothing in a session, so it may be behind
+    PgBouncer in the modes `transaction` and `session`.
 
     Args:
         dsn: The address, as libpq has it: `postgresql://user@host:5432/database?sslmode=verify-full`. What is
@@ -187,17 +188,22 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def connection(self) -> Generator[Any]:
-        """Return a block with a new connection of psycopg, in autocommit mode, for tables of your own.
+        """Return a block with a new connection of psycopg in a transaction, for tables of your own.
 
-        Its statements may take `timeout` seconds, and its search path is the schema.
+        Its statements may take `timeout` seconds, and its search path is the schema. What was done is stored
+        when the block ends; if it raises, nothing is.
 
         Raises:
-            StoreError: The database cannot be reached.
+            StoreError: The database cannot be reached or written, or the end of the transaction has no answer.
         """
         with self.failing("cannot be reached"):
             made = _driver().new_connection(self._options, self.schema, seconds=self.timeout)
         with closing(made):
-            yield made
+            with self.failing("cannot be written"):
+                made.begin()
+                yield made
+            with self.failing("may have been written, or not"):
+                made.commit_begun()
 
     def _error(self, reason: str, *, permanent: bool = False) -> StoreError:
         return StoreError(f"the store {self._shown} {reason}", permanent=permanent)

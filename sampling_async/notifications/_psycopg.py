@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _EXTRA_SECONDS: Final = 2.0  # the server ends a statement by itself before
 _CONFLICTS: Final = {"40001", "40P01"}  # a serialization failure, a deadlock
-_PERMANENT: Final = ("28", "3D", "3F", "42")  # classes of errors: who, which database, schema, permission
+# Classes of errors: what it cannot do, who, which database, schema, permission.
+_PERMANENT: Final = ("0A", "28", "3D", "3F", "42")
 # What libpq says if another attempt to connect cannot help: it gives no code then.
 _REFUSED: Final = re.compile(r"authentication|no password|does not exist|pg_hba|invalid .* value|certificate")
-_SETTINGS: Final = """
-SELECT set_config('search_path', ?, false), set_config('statement_timeout', ?, false),
-    set_config('lock_timeout', ?, false), set_config('idle_in_transaction_session_timeout', ?, false),
-    set_config('default_transaction_isolation', 'read committed', false),
-    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
+# Behind a pooler the next transaction may be on another connection to the server, so each one says all of it.
+_BEGIN: Final = """
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SELECT set_config('search_path', '"{schema}"', true), set_config('statement_timeout', '{limit}', true),
+    set_config('lock_timeout', '{limit}', true),
+    set_config('idle_in_transaction_session_timeout', '{seconds:.3f}s', true),
+    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
 """
 
 
@@ -47,9 +50,10 @@ class _UntypedFloat(FloatDumper):
 
 
 class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection without a transaction of its own, on which each statement may take only so long."""
+    """A connection on which each statement may take only so long, and nothing outlives a transaction."""
 
     limit: float | None = None
+    beginning = b""
 
     def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
         """Wait for the server as psycopg does, but no longer than the limit."""
@@ -58,17 +62,25 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(gen, *args, **more)
 
     def run(self, query: str, values: Sequence[object] = ()) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Run a statement, with a `?` for each value."""
-        return self.execute(_translated(query), values)
+        """Run a statement, with a `?` for each value, in a transaction of its own if none is begun."""
+        is_alone = self.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        if is_alone:
+            begun = self.begin()
+            if query == "BEGIN":
+                return begun
+        cursor = self.execute(_translated(query), values)
+        if is_alone:
+            self.commit_begun()
+        return cursor
 
-    def begin(self) -> None:
+    def begin(self) -> psycopg.Cursor[tuple[Any, ...]]:
         """Begin a transaction."""
-        self.run("BEGIN")
+        return self.execute(self.beginning, prepare=False)  # several statements
 
     def commit_begun(self) -> None:
         """Store what was done since `begin`."""
         # After an error that somebody has swallowed, the server ends the transaction by undoing it.
-        if self.run("COMMIT").statusmessage != "COMMIT":
+        if self.execute("COMMIT").statusmessage != "COMMIT":
             raise psycopg.OperationalError("the transaction was undone")
 
     def undo(self) -> None:
@@ -76,7 +88,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         try:
             # While a statement runs that took too long, ROLLBACK would have to wait for it.
             if self.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
-                self.run("ROLLBACK")
+                self.execute("ROLLBACK")
                 return
         except psycopg.Error:
             pass
@@ -127,13 +139,25 @@ def new_connection(
         connection.adapters.register_dumper(float, _UntypedFloat)
         connection.limit = seconds + _EXTRA_SECONDS
         limit = "0" if is_long else f"{seconds:.3f}s"
-        connection.run(_SETTINGS, (f'"{schema}"', limit, limit, f"{seconds:.3f}s"))
+        connection.beginning = _BEGIN.format(schema=schema, limit=limit, seconds=seconds).encode()
+        if connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.info.backend_pid,):
+            _check_pooler(connection)
         if is_long:
             connection.limit = None
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _check_pooler(connection: LimitedConnection) -> None:
+    connection.prepare_threshold = None  # what is prepared stays with one of its connections to the server
+    try:
+        connection.begin()
+    except psycopg.errors.ProtocolViolation as exc:  # it has answered a statement, and refuses a transaction
+        reason = f"a pooler stands before it, which needs pool_mode = transaction or session: {exc}"
+        raise psycopg.errors.FeatureNotSupported(reason) from None
+    connection.commit_begun()
 
 
 @contextmanager
