@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+from contextlib import ExitStack, suppress
 
 import anyio
 import psycopg
 import pytest
 from notifications_kit import COMPLETION, encoded, entries_of
+from postgres_kit import Cluster, missing
 
-from sampling_async import InviteOutcome
+from sampling_async import InvalidRequestError, InviteOutcome
 from sampling_async.frames import write_postgres
 from sampling_async.notifications import Kind, PostgresStore, Receipt, StoreError
 from sampling_async.notifications._store import in_transaction
@@ -88,3 +91,74 @@ def test_a_pooler_of_statements_is_refused_at_the_start(postgres):
     with postgres.pooler("statement") as dsn, pytest.raises(StoreError, match="pool_mode") as caught:
         PostgresStore(dsn).open()
     assert caught.value.permanent
+
+
+# --- Refusals, in any language
+
+
+REFUSED = {
+    "pw:wrong@{host}/postgres": True,
+    "pw@{host}/postgres": True,  # no password
+    "ghost:x@{host}/postgres": True,
+    "who@{host}/postgres": True,  # no such role, where none needs a password
+    "nowhere@{host}/postgres": True,  # in no line of pg_hba.conf
+    "pw:right@{host}/no_such": True,
+    "sampling@{host}/no_such": True,
+    "sampling@127.0.0.1:1/sampling": False,  # away
+    "sampling@no-authentication.invalid/x": False,
+    "sampling@{host}/postgres?target_session_attrs=standby": False,
+    "sampling@{host}/postgres?sslmode=require": False,
+}
+
+
+@pytest.fixture(scope="module")
+def german():
+    """Start a server that speaks German where its messages are installed."""
+    if reason := missing():
+        pytest.skip(reason)
+    cluster = Cluster()
+    cluster.query("CREATE ROLE pw LOGIN PASSWORD 'right'")
+    lines = [f"host all {user} 127.0.0.1/32 scram-sha-256" for user in ("pw", "ghost")]
+    lines += [f"host all {user} 127.0.0.1/32 trust" for user in ("sampling", "who")]
+    (cluster.folder / "data" / "pg_hba.conf").write_text("\n".join(lines) + "\n")
+    made = [*("localedef", "-i", "de_DE", "-f", "UTF-8"), cluster.folder / "de_DE.UTF-8"]
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(FileNotFoundError, subprocess.CalledProcessError):
+            subprocess.run(made, check=True, capture_output=True)
+            with (cluster.folder / "data" / "postgresql.conf").open("a") as file:
+                file.write("lc_messages = 'de_DE.UTF-8'\n")
+            patch.setenv("LOCPATH", str(cluster.folder))
+        cluster.restart()
+    yield cluster
+    cluster.remove()
+
+
+@pytest.mark.parametrize("address", REFUSED)
+def test_a_refusal_is_told_from_a_server_that_is_away(german, address):
+    """A connection that fails has no SQLSTATE, and the words are of the server's language."""
+    dsn = address.format(host=f"127.0.0.1:{german.port}")
+    store = PostgresStore(f"postgresql://{dsn}")
+    if REFUSED[address]:
+        with pytest.raises(StoreError) as caught:
+            store.open()
+        assert caught.value.permanent
+    else:
+        store.open()  # an inbox answers 503 meanwhile
+        assert store._away
+        store.close()
+
+
+def test_a_server_that_is_full_is_away(german):
+    with ExitStack() as blocks:
+        with suppress(psycopg.Error):
+            while True:
+                blocks.enter_context(psycopg.connect(german.dsn))
+        store = PostgresStore(german.dsn)
+        store.open()
+        assert store._away
+        store.close()
+
+
+def test_a_value_that_no_address_has_is_refused_with_the_address():
+    with pytest.raises(InvalidRequestError, match="address of the database cannot be read"):
+        PostgresStore("postgresql://me:s3cret-word@host/x?sslmode=sometimes")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import FloatDumper, Int8Dumper
 
 from sampling_async.notifications._store import StoreConflictError, StoreError
@@ -22,8 +22,6 @@ _EXTRA_SECONDS: Final = 2.0  # the server ends a statement by itself before
 _CONFLICTS: Final = {"40001", "40P01"}  # a serialization failure, a deadlock
 # Classes of errors: what it cannot do, who, which database, schema, permission.
 _PERMANENT: Final = ("0A", "28", "3D", "3F", "42")
-# What libpq says if another attempt to connect cannot help: it gives no code then.
-_REFUSED: Final = re.compile(r"authentication|no password|does not exist|pg_hba|invalid .* value|certificate")
 # Behind a pooler the next transaction may be on another connection to the server, so each one says all of it.
 _BEGIN: Final = """
 BEGIN ISOLATION LEVEL READ COMMITTED;
@@ -37,7 +35,11 @@ SELECT set_config('search_path', '"{schema}"', true), set_config('statement_time
 def options_of(dsn: str) -> dict[str, Any] | None:
     """Return the parts of an address; None if it cannot be read."""
     with suppress(psycopg.Error):
-        return dict(conninfo_to_dict(dsn))
+        options = dict(conninfo_to_dict(dsn))
+        # Values too, without a network: no server is in this folder.
+        local = make_conninfo("", **{**options, "host": "/dev/null", "hostaddr": "", "port": ""})
+        if psycopg.pq.PGconn.ping(local.encode()) != psycopg.pq.Ping.NO_ATTEMPT:
+            return options
     return None
 
 
@@ -160,6 +162,20 @@ def _check_pooler(connection: LimitedConnection) -> None:
     connection.commit_begun()
 
 
+def _is_refused(exc: psycopg.Error) -> bool:
+    """Return whether a server has refused whoever connects; libpq keeps its SQLSTATE to itself then.
+
+    Only a server's text stands behind a colon and two spaces. Its language may be any, but it names the user or
+    the database if these are refused, and neither if the server is busy, is starting or is a standby.
+    """
+    connection = exc.pgconn
+    if connection is None:
+        return False
+    said = connection.error_message.partition(b":  ")[2].decode(errors="replace")
+    names = [re.escape(name.decode()) for name in (connection.user, connection.db) if name]
+    return bool(connection.needs_password or re.search(rf"[^\w\s]\s?({'|'.join(names)})\s?[^\w\s]", said))
+
+
 @contextmanager
 def failing(what: str, store: str) -> Generator[None]:
     """Raise a StoreError in place of an error of the database, without the values that it may show.
@@ -174,7 +190,7 @@ def failing(what: str, store: str) -> Generator[None]:
         state = exc.sqlstate or ""
         reason = " ".join((exc.diag.message_primary or str(exc)).split())
         kind = StoreConflictError if state in _CONFLICTS else StoreError
-        permanent = state.startswith(_PERMANENT) or (not state and _REFUSED.search(reason) is not None)
+        permanent = state.startswith(_PERMANENT) or (not state and _is_refused(exc))
         error = kind(f"the store {store} {what}: {reason}", permanent=permanent)
     else:
         return
