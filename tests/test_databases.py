@@ -16,11 +16,13 @@ from sampling_async import InvalidRequestError, InviteOutcome
 from sampling_async.frames import write_postgres
 from sampling_async.notifications import Kind, PostgresStore, Receipt, StoreError
 from sampling_async.notifications._store import in_transaction
+from sampling_async.notifications._tables import FORM
 
 pytestmark = pytest.mark.postgres
 
 
 def put(store, name):
+    store.open()
     hit = Receipt(Kind.COMPLETION, 1.0, encoded({**COMPLETION, "UniqueCode": name}), "", [], "peer")
     return in_transaction(store, lambda opened: list(opened.receive(hit, entries_of(hit))))
 
@@ -51,8 +53,6 @@ def test_stores_behind_a_pooler_of_transactions_keep_to_their_schemas(postgres):
                 errors.append(exc)
                 raise
 
-        for store in stores:
-            store.open()
         threads = [threading.Thread(target=work, args=(store,)) for store in stores]
         for thread in threads:
             thread.start()
@@ -162,3 +162,33 @@ def test_a_server_that_is_full_is_away(german):
 def test_a_value_that_no_address_has_is_refused_with_the_address():
     with pytest.raises(InvalidRequestError, match="address of the database cannot be read"):
         PostgresStore("postgresql://me:s3cret-word@host/x?sslmode=sometimes")
+
+
+# --- Replicated
+
+
+def test_a_database_that_publishes_all_tables_takes_each_change():
+    """PostgreSQL refuses to change or delete rows of a table that is published and has no identity."""
+    if reason := missing():
+        pytest.skip(reason)
+    cluster = Cluster("wal_level = logical")
+    try:
+        store = PostgresStore(cluster.dsn)
+        assert put(store, "m-1") == ["new"]
+        store.close()
+        without = (
+            "SELECT relname FROM pg_class AS c WHERE relnamespace = 'sampling'::regnamespace AND relkind = 'r'"
+            " AND NOT EXISTS (SELECT 1 FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary)"
+        )
+        assert cluster.query(without) == []
+        # One that an earlier version has made.
+        cluster.query(
+            "ALTER TABLE sampling.store DROP CONSTRAINT store_pkey; UPDATE sampling.store SET form = 4"
+        )
+        cluster.query("CREATE PUBLICATION everything FOR ALL TABLES")
+        store = store.copy()
+        assert put(store, "m-2") == ["new"]
+        assert cluster.query("SELECT form FROM sampling.store") == [(FORM,)]
+        store.close()
+    finally:
+        cluster.remove()

@@ -231,6 +231,8 @@ class PostgresStore(SqlStore):
                 if form != FORM:
                     if form == 0:
                         self._make_schema(connection)
+                    else:  # it had no primary key
+                        connection.run("ALTER TABLE store REPLICA IDENTITY FULL")
                     make_tables(connection.run, form, id=_ID, bytes="BYTEA", rowid=_ROWID)
                     connection.run("UPDATE store SET form = ?", (FORM,))
                 connection.commit_begun()
@@ -240,7 +242,7 @@ class PostgresStore(SqlStore):
         # Who may not make schemas may be given one: then IF NOT EXISTS would be refused.
         if connection.run("SELECT to_regnamespace(?) IS NULL", (self.schema,)).fetchone() == (True,):
             connection.run(f'CREATE SCHEMA "{self.schema}"')
-        connection.run("CREATE TABLE store (application TEXT NOT NULL, form BIGINT NOT NULL)")
+        connection.run("CREATE TABLE store (application TEXT PRIMARY KEY, form BIGINT NOT NULL)")
         connection.run("INSERT INTO store (application, form) VALUES (?, ?)", (_APPLICATION, FORM))
 
     def _form(self, connection: LimitedConnection) -> int:
