@@ -216,6 +216,17 @@ def test_a_newer_form_is_refused(postgres, address):
         list(store.copy().facts())
 
 
+@pytest.mark.parametrize("form", ["five", "0", ""])
+def test_a_form_that_is_no_number_of_a_form_is_refused(postgres, address, form):
+    kept_secrets(address)
+    store = PostgresStore(address)
+    postgres.query(f"ALTER TABLE {store.schema}.store ALTER form TYPE TEXT")
+    postgres.query(f"UPDATE {store.schema}.store SET form = '{form}'")
+    with pytest.raises(StoreError, match=f"says that its form is '{form}', .* bring back a copy") as caught:
+        store.open()
+    assert caught.value.permanent
+
+
 def test_a_store_without_tables_is_not_made_by_reading_it(postgres, address):
     with pytest.raises(StoreError, match="cannot be read: it has no tables"):
         list(PostgresStore(address).facts())

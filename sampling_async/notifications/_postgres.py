@@ -260,9 +260,7 @@ class PostgresStore(SqlStore):
             rows = connection.run("SELECT to_json(s) FROM store AS s LIMIT 2").fetchall()
         if len(rows) != 1 or rows[0][0].get("application") != _APPLICATION:
             raise self._error("is a schema of something else; name another one", permanent=True)
-        form = int(rows[0][0]["form"])
-        require_known(form, f"the store {self._shown}")
-        return form
+        return require_known(rows[0][0].get("form"), f"the store {self._shown}", lowest=1)
 
     # --- Statements
 

@@ -83,11 +83,10 @@ class SqliteStore(SqlStore):
         """Return the form of the tables in the file; 0 if there are none."""
         tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         application: int = database.execute("PRAGMA application_id").fetchone()[0]
-        form: int = database.execute("PRAGMA user_version").fetchone()[0]
+        form = database.execute("PRAGMA user_version").fetchone()[0]
         if tables and application != _APPLICATION:
             raise StoreError(f"{self.path} is a database of something else; name another file")
-        require_known(form, f"the store {self.path}")
-        return form
+        return require_known(form, f"the store {self.path}")
 
     def close(self) -> None:
         database, self._database = self._database, None
