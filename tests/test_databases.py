@@ -15,6 +15,7 @@ from postgres_kit import Cluster, missing
 from sampling_async import InvalidRequestError, InviteOutcome
 from sampling_async.frames import write_postgres
 from sampling_async.notifications import Kind, PostgresStore, Receipt, StoreError
+from sampling_async.notifications._psycopg import LimitedConnection
 from sampling_async.notifications._store import in_transaction
 from sampling_async.notifications._tables import FORM
 
@@ -192,3 +193,57 @@ def test_a_database_that_publishes_all_tables_takes_each_change():
         store.close()
     finally:
         cluster.remove()
+
+
+# --- Outcomes
+
+
+@pytest.fixture
+def table(postgres):
+    """Return a function for the numbers of rows that outcomes have."""
+    postgres.query("CREATE SCHEMA IF NOT EXISTS tables")
+    yield lambda: postgres.query(
+        "SELECT member_code, count(*) FROM tables.sampling_outcomes GROUP BY 1 ORDER BY 1"
+    )
+    postgres.query("DROP SCHEMA tables CASCADE")
+
+
+async def test_outcomes_whose_commit_has_no_answer_are_not_written_twice(postgres, table, monkeypatch):
+    real, commits = LimitedConnection.commit_begun, []
+
+    def commit(self):
+        real(self)
+        commits.append(True)
+        if len(commits) == 2:  # after that of the opening
+            self.close()
+            raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(LimitedConnection, "commit_begun", commit)
+    with pytest.raises(StoreError, match="may have been written, or not: the connection is lost") as caught:
+        await write_postgres(each(outcome("m-1"), outcome("m-2")), postgres.dsn, schema="tables", rows=2)
+    assert caught.value.__notes__ == ['2 outcomes may have been written to "sampling_outcomes", or not']
+    assert table() == [("m-1", 1), ("m-2", 1)]
+
+
+async def test_a_connection_that_is_lost_between_two_bulks_is_made_again(postgres, table):
+    async def outcomes():
+        yield outcome("m-1")
+        postgres.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name != ''")
+        yield outcome("m-2")
+
+    await write_postgres(outcomes(), postgres.dsn, schema="tables", rows=1)
+    assert table() == [("m-1", 1), ("m-2", 1)]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_a_database_that_cannot_hold_every_text_is_refused_at_the_start(postgres, encoding):
+    name = f"in_{encoding.lower()}"
+    if not postgres.query(f"SELECT 1 FROM pg_database WHERE datname = '{name}'"):
+        locales = "LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        postgres.query(f"CREATE DATABASE {name} ENCODING '{encoding}' {locales}")
+    dsn = postgres.dsn.replace("/postgres", f"/{name}")
+    with pytest.raises(StoreError, match=f"encoding {encoding}, .* CREATE DATABASE name ENCODING 'UTF8'"):
+        await write_postgres(each(outcome("m-\u0416")), dsn)
+    with pytest.raises(StoreError, match=f"encoding {encoding}") as caught:
+        PostgresStore(dsn).open()
+    assert caught.value.permanent

@@ -136,6 +136,7 @@ def new_connection(
     }
     connection = LimitedConnection.connect(**given, autocommit=True)
     try:
+        _check_encoding(connection.info.parameter_status("server_encoding"))
         # Without types the server takes them from the columns, and a statement is the same for all values.
         connection.adapters.register_dumper(int, _UntypedInt)
         connection.adapters.register_dumper(float, _UntypedFloat)
@@ -150,6 +151,15 @@ def new_connection(
         connection.close()
         raise
     return connection
+
+
+def _check_encoding(encoding: str | None) -> None:
+    # Others lack characters, so that one row would take its transaction with it; SQL_ASCII takes any bytes.
+    if encoding not in (None, "UTF8"):
+        raise psycopg.errors.FeatureNotSupported(
+            f"the database is of encoding {encoding}, which cannot hold every text; make one of encoding UTF8:"
+            " CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
+        )
 
 
 def _check_pooler(connection: LimitedConnection) -> None:

@@ -130,8 +130,8 @@ def require_known(form: object, store: object, lowest: int = 0) -> int:
     """Return the form of a store; refuse one that this version does not know."""
     if type(form) is not int or form < lowest:
         raise StoreError(
-            f"{store} says that its form is {form!r:.60}, and not a number from 1 to {FORM}: somebody has changed"
-            " it; bring back a copy of the store, or name another one",
+            f"{store} says that its form is {form!r:.60}, and not a number from 1 to {FORM}: somebody has"
+            " changed it; bring back a copy of the store, or name another one",
             permanent=True,
         )
     if form > FORM:
