@@ -19,7 +19,7 @@ import anyio
 
 from sampling_async._contract.checks import count_of, text_of, whole_number
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.frames import ROWS, in_utf8
+from sampling_async._contract.frames import ROWS
 from sampling_async._pacing.threads import join_uncancelled, start
 from sampling_async._private_files import make_private
 from sampling_async._protocol.results import (
@@ -30,6 +30,7 @@ from sampling_async._protocol.results import (
     outcome_schema,
 )
 from sampling_async.notifications import PostgresStore
+from sampling_async.notifications._tables import storable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
@@ -91,7 +92,8 @@ async def write_postgres(
     It needs the extra `postgres`. The table is made if there is none. It has a row for each outcome, with the
     columns of `BulkInviteResult.to_arrow` and `written_at`. An existing table may have further columns, with
     defaults. Rows are committed together: `rows` of them, or those of a second. If the stream fails or is
-    cancelled, the outcomes so far are stored before the error is raised, those of `left_over` too.
+    cancelled, the outcomes so far are stored before the error is raised, those of `left_over` too. What
+    PostgreSQL cannot hold in a text is written as an escape; a NUL in a link as `%00`, which leads there too.
 
     Args:
         outcomes: Where they come from.
@@ -255,7 +257,7 @@ class _PostgresTable:
         with self._store.connection() as connection:
             with connection.cursor() as cursor, cursor.copy(copy) as rows:
                 for row in zip(*columns.values(), strict=True):
-                    rows.write_row([_storable(value) if isinstance(value, str) else value for value in row])
+                    rows.write_row(list(map(_storable, columns, row)))
             # The answer to the COMMIT that follows may be lost: then they must not be written a second time.
             outcomes.clear()
             self._unsure += count
@@ -270,5 +272,8 @@ class _PostgresTable:
         return unsure if self._is_empty else f"{unsure}; {known}"
 
 
-def _storable(text: str) -> str:
-    return in_utf8(text).replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL takes no NUL
+def _storable(name: str, value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    # PostgreSQL takes no NUL. In a link %00 stands for it, for all who read links.
+    return storable(value.replace("\0", "%00") if name == "url" else value)
