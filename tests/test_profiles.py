@@ -507,7 +507,7 @@ def test_nothing_is_mixed_from_two_panels(monkeypatch, name, other):
 
 
 def test_the_same_panel_from_two_places_is_no_mixture(monkeypatch):
-    monkeypatch.setenv("SAMPLING_BASE_URL", "https://sampling.example/")
+    monkeypatch.setenv("SAMPLING_BASE_URL", "HTTPS://Sampling.Example:443/")
     monkeypatch.setenv("SAMPLING_PANEL_GUID", GUID.upper())
     assert SamplingClient.from_env(profile="us")
 

@@ -16,7 +16,7 @@ from sampling_async._calls.retry import RetryPolicy
 from sampling_async._contract.checks import Text, is_whole, text_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.patience import OutagePolicy
-from sampling_async._wire.address import Secret, base_url_of, guid_of, idle_seconds_of, proxy_of
+from sampling_async._wire.address import Secret, base_url_of, comparable, guid_of, idle_seconds_of, proxy_of
 from sampling_async._wire.session import Timeouts
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class PanelProfile:
     @property
     def account(self) -> str:
         """The name of the key in the keyring. With the host, so that a key never goes to another host."""
-        return f"{self.name}@{urlsplit(self.base_url).netloc}"
+        return f"{self.name}@{urlsplit(comparable(self.base_url)).netloc}"
 
     @property
     def source_of_key(self) -> str:
@@ -233,4 +233,4 @@ def in_keyring(use: Callable[[Any], Any]) -> Any:
 
 # Guids are the same in both cases and with braces, and the client drops a slash at the end of an address.
 def _comparable(name: str, value: str) -> str:
-    return value.strip("{}").lower() if name == "panel_guid" else value.rstrip("/")
+    return value.strip("{}").lower() if name == "panel_guid" else comparable(value.rstrip("/"))
