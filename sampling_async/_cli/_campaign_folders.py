@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
+def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T], *, reads: bool = True) -> T:
     """Do something with the ledger of a campaign, which must have a plan."""
 
     def planned(ledger: CampaignLedger) -> T:
@@ -34,7 +34,7 @@ def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
             raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
         return work(ledger)
 
-    return with_ledger(ledger_in(folder), planned)
+    return with_ledger(ledger_in(folder), planned, reads=reads)
 
 
 def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> None:
@@ -44,7 +44,7 @@ def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> No
         limits = ledger.change_limits(**changes) if changes else ledger.limits()
         return limits, ledger.is_running()
 
-    limits, is_running = _in_ledger(folder, change)
+    limits, is_running = _in_ledger(folder, change, reads=not changes)
     if show.as_lines(as_json):
         show.emit_json({**show.fields_of(limits), "Running": is_running})
     else:

@@ -395,6 +395,7 @@ class Campaign:
                     title=title,
                     outcomes=outcomes,
                 ),
+                reads=True,
             )
 
         # A thread that is left behind would replace what the next call writes.

@@ -307,8 +307,11 @@ class PostgresStore(SqlStore):
         return self._writer.run(query, values)
 
     @contextmanager
-    def reading(self, what: str, *, is_long: bool = False) -> Generator[Callable[..., Any]]:
+    def reading(
+        self, what: str, *, is_long: bool = False, writes: bool = False
+    ) -> Generator[Callable[..., Any]]:
         """Return a block with a function that runs a statement on a separate connection."""
+        del writes  # each connection may
         with self.failing(what):
             connection = None if is_long else self._idle_reader()
             if connection is None:

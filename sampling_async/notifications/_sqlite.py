@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sampling_async._contract.records import safe_repr
-from sampling_async._journal.database import connected, failing, make_durable, patiently, transaction
+from sampling_async._journal.database import (
+    connected,
+    connected_to_read,
+    failing,
+    make_durable,
+    patiently,
+    transaction,
+)
 from sampling_async._private_files import make_private
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._store import StoreError
@@ -122,12 +129,18 @@ class SqliteStore(SqlStore):
         return self._open.execute(query, values)
 
     @contextmanager
-    def reading(self, what: str, *, is_long: bool = False) -> Generator[Callable[..., Any]]:
+    def reading(
+        self, what: str, *, is_long: bool = False, writes: bool = False
+    ) -> Generator[Callable[..., Any]]:
         """Return a block with a function that runs a statement on a connection of its own."""
         del is_long  # SQLite has no limit
-        with self._failing(what), closing(self._connected()) as database:
-            if self._form(database):
-                self._make_tables(database)
+        with self._failing(what), ExitStack() as blocks:
+            database = blocks.enter_context(closing(connected_to_read(self.path, _BUSY_SECONDS)))
+            form = self._form(database)
+            if writes or 0 < form < FORM:
+                database = blocks.enter_context(closing(self._connected()))
+                if form:
+                    self._make_tables(database)
             yield database.execute
 
     def _receipt_numbers(self, count: int) -> Iterable[int]:
