@@ -290,7 +290,7 @@ def state_of(folder):
 @on_posix
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_copy", [False, True])
-async def test_commands_that_read_change_nothing(folder, is_copy, monkeypatch):
+async def test_commands_that_read_change_nothing(folder, is_copy, monkeypatch, tmp_path_factory):
     """A copy stands for a folder and a file that cannot be written: SQLite finds out when it would write."""
     simulator = Simulator(3, surveys=8, members=10)
     async with simulator.client() as client:
@@ -307,6 +307,7 @@ async def test_commands_that_read_change_nothing(folder, is_copy, monkeypatch):
     reading = [
         ("campaign", "status", folder),
         ("campaign", "limit", folder),
+        ("campaign", "report", folder, "--out", tmp_path_factory.mktemp("report")),
         ("outcomes", "--store", folder / "kept.db"),
         ("notifications", "show", "--store", folder / "kept.db"),
     ]

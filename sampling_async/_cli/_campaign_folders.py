@@ -87,8 +87,8 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings,
         view.show_comparison(comparison)
 
 
-def write_report(folder: Path, given: Settings) -> None:
-    """Write the files of a campaign; what is not given is as the run had it."""
+def write_report(folder: Path, out: Path, given: Settings) -> None:
+    """Write the files of a campaign into a folder; what is not given is as the run had it."""
 
     def write(ledger: CampaignLedger) -> Summary:
         settings = given.over(saved_in(ledger).settings)
@@ -97,7 +97,7 @@ def write_report(folder: Path, given: Settings) -> None:
         return write_files(
             ledger,
             LESSONS,
-            folder,
+            out,
             CancelFlag(),
             partitions=partitions,
             kind=kind,
@@ -107,4 +107,4 @@ def write_report(folder: Path, given: Settings) -> None:
 
     if ends := view.ends_text(_in_ledger(folder, write)):
         show.note(ends)
-    show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")
+    show.note(f"Files: {out} (invites, pairs, summary.json, report.html)")
