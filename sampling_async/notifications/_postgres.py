@@ -333,7 +333,7 @@ class PostgresStore(SqlStore):
         if connection is None:
             return None
         try:
-            connection.run("SELECT 1")
+            connection.execute("SELECT 1")
         except Exception:  # noqa: BLE001  the server was restarted, say: then there is a new one
             connection.close()
             return None
