@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import psycopg
@@ -22,13 +22,12 @@ _EXTRA_SECONDS: Final = 2.0  # the server ends a statement by itself before
 _CONFLICTS: Final = {"40001", "40P01"}  # a serialization failure, a deadlock
 # Classes of errors: what it cannot do, who, which database, schema, permission.
 _PERMANENT: Final = ("0A", "28", "3D", "3F", "42")
-# Behind a pooler the next transaction may be on another connection to the server, so each one says all of it.
-_BEGIN: Final = """
-BEGIN ISOLATION LEVEL READ COMMITTED;
-SELECT set_config('search_path', '"{schema}"', true), set_config('statement_timeout', '{limit}', true),
-    set_config('lock_timeout', '{limit}', true),
-    set_config('idle_in_transaction_session_timeout', '{seconds:.3f}s', true),
-    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
+_SETTINGS: Final = """
+SELECT set_config('search_path', '"{schema}"', {local}), set_config('statement_timeout', '{limit}', {local}),
+    set_config('lock_timeout', '{limit}', {local}),
+    set_config('idle_in_transaction_session_timeout', '{seconds:.3f}s', {local}),
+    set_config('default_transaction_isolation', 'read committed', {local}),
+    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), {local})
 """
 
 
@@ -52,10 +51,11 @@ class _UntypedFloat(FloatDumper):
 
 
 class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection on which each statement may take only so long, and nothing outlives a transaction."""
+    """A connection without a transaction of its own, on which each statement may take only so long."""
 
     limit: float | None = None
-    beginning = b""
+    is_pooled = False
+    beginning = b"BEGIN"
 
     def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
         """Wait for the server as psycopg does, but no longer than the limit."""
@@ -64,20 +64,19 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(gen, *args, **more)
 
     def run(self, query: str, values: Sequence[object] = ()) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Run a statement, with a `?` for each value, in a transaction of its own if none is begun."""
-        is_alone = self.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        if is_alone:
-            begun = self.begin()
-            if query == "BEGIN":
-                return begun
+        """Run a statement, with a `?` for each value."""
+        if query == "BEGIN":
+            return self.begin()
+        if not self.is_pooled or self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            return self.execute(_translated(query), values)
+        self.begin()
         cursor = self.execute(_translated(query), values)
-        if is_alone:
-            self.commit_begun()
+        self.commit_begun()
         return cursor
 
     def begin(self) -> psycopg.Cursor[tuple[Any, ...]]:
         """Begin a transaction."""
-        return self.execute(self.beginning, prepare=False)  # several statements
+        return self.execute(self.beginning, prepare=False)  # it may be several statements
 
     def commit_begun(self) -> None:
         """Store what was done since `begin`."""
@@ -142,8 +141,13 @@ def new_connection(
         connection.adapters.register_dumper(float, _UntypedFloat)
         connection.limit = seconds + _EXTRA_SECONDS
         limit = "0" if is_long else f"{seconds:.3f}s"
-        connection.beginning = _BEGIN.format(schema=schema, limit=limit, seconds=seconds).encode()
-        if connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.info.backend_pid,):
+        settings = partial(_SETTINGS.format, schema=schema, limit=limit, seconds=seconds)
+        if connection.execute("SELECT pg_backend_pid()").fetchone() == (connection.info.backend_pid,):
+            connection.execute(settings(local="false").encode())
+        else:
+            # A pooler: the next transaction may be on another connection to the server, so each one says it all
+            connection.beginning = f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings(local='true')}".encode()
+            connection.is_pooled = True
             _check_pooler(connection)
         if is_long:
             connection.limit = None
