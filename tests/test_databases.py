@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import threading
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import anyio
 import psycopg
@@ -14,8 +16,8 @@ from postgres_kit import Cluster, missing
 
 from sampling_async import InvalidRequestError, InviteOutcome
 from sampling_async.frames import write_postgres
-from sampling_async.notifications import Kind, PostgresStore, Receipt, StoreError
-from sampling_async.notifications._psycopg import LimitedConnection
+from sampling_async.notifications import Kind, OutcomeLedger, PostgresStore, Receipt, StoreError
+from sampling_async.notifications._psycopg import LimitedConnection, failing
 from sampling_async.notifications._store import in_transaction
 from sampling_async.notifications._tables import FORM
 
@@ -61,6 +63,9 @@ def test_stores_behind_a_pooler_of_transactions_keep_to_their_schemas(postgres):
             thread.join()
         for store in stores:
             store.close()
+            ledger = OutcomeLedger(store)
+            assert len(list(ledger.read_rows())) == 40
+            assert store.prune(datetime.now(UTC)) == 40
         assert errors == []
         # Nothing is left for others who share the connections to the server.
         with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as another:
@@ -147,6 +152,24 @@ def test_a_refusal_is_told_from_a_server_that_is_away(german, address):
         store.open()  # an inbox answers 503 meanwhile
         assert store._away
         store.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_refused"),
+    [
+        ("FATAL:  la base de données « panel » n'existe pas", True),
+        ("FATAL:  \u062f\u0627\u062f\u0647 «panel»", True),
+        ("FATAL:  no such database: panel", True),  # PgBouncer
+        ("FATAL:  panels are away", False),
+        ("could not translate panel", False),  # libpq
+    ],
+)
+def test_a_refusal_names_whom_it_refuses(said, is_refused):
+    failed = f'connection to server at "panel", port 5432 failed: {said}\n'
+    connection = SimpleNamespace(error_message=failed.encode(), user=b"me", db=b"panel", needs_password=False)
+    with pytest.raises(StoreError) as caught, failing("cannot be opened", "x"):
+        raise psycopg.OperationalError(failed, pgconn=connection)
+    assert caught.value.permanent is is_refused
 
 
 def test_a_server_that_is_full_is_away(german):

@@ -185,9 +185,9 @@ def _is_refused(exc: psycopg.Error) -> bool:
     connection = exc.pgconn
     if connection is None:
         return False
-    said = connection.error_message.partition(b":  ")[2].decode(errors="replace")
+    said = connection.error_message.partition(b":  ")[2].decode(errors="replace").strip()
     names = [re.escape(name.decode()) for name in (connection.user, connection.db) if name]
-    return bool(connection.needs_password or re.search(rf"[^\w\s]\s?({'|'.join(names)})\s?[^\w\s]", said))
+    return bool(connection.needs_password or re.search(rf"[^\w\s]\s?({'|'.join(names)})\s?([^\w\s]|$)", said))
 
 
 @contextmanager
