@@ -24,6 +24,7 @@ UNFINISHED: Final = ".sampling_async"
 _LOG: Final = logging.getLogger("sampling_async.files")
 _OWNER_ONLY: Final = 0o600
 _OTHERS: Final = 0o077
+_WRITERS: Final = 0o022
 _ROOT: Final = 0
 _WAY_OUT: Final = "name another file, or remove it"
 _OF_SQLITE: Final = ("", "-wal", "-shm", "-journal")
@@ -64,6 +65,17 @@ def require_private(path: Path) -> None:
         _refuse_link(file)
         with suppress(FileNotFoundError):
             _close_to_others(file, file)
+
+
+def require_unchanged_by_others(path: Path) -> None:
+    """Refuse a file that somebody else may write: one that says where keys are sent. Others may read it."""
+    found = target_of(path).stat()
+    if not hasattr(os, "geteuid"):
+        return
+    if found.st_uid not in {_ROOT, os.geteuid()}:
+        raise _refusal(path, f"belongs to another user (uid {found.st_uid}), who can change it")
+    if found.st_mode & _WRITERS:
+        raise _refusal(path, f"can be changed by others (mode {found.st_mode & 0o777:04o}): chmod go-w")
 
 
 def target_of(path: Path) -> Path:

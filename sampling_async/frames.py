@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, get_args
@@ -19,7 +19,7 @@ import anyio
 
 from sampling_async._contract.checks import count_of, text_of, whole_number
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.frames import ROWS, in_utf8
+from sampling_async._contract.frames import ROWS
 from sampling_async._pacing.threads import join_uncancelled, start
 from sampling_async._private_files import make_private
 from sampling_async._protocol.results import (
@@ -30,9 +30,10 @@ from sampling_async._protocol.results import (
     outcome_schema,
 )
 from sampling_async.notifications import PostgresStore
+from sampling_async.notifications._tables import storable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Sequence
+    from collections.abc import AsyncIterable, Callable
 
     from sampling_async import InviteOutcome
     from sampling_async._contract.checks import Text
@@ -91,7 +92,8 @@ async def write_postgres(
     It needs the extra `postgres`. The table is made if there is none. It has a row for each outcome, with the
     columns of `BulkInviteResult.to_arrow` and `written_at`. An existing table may have further columns, with
     defaults. Rows are committed together: `rows` of them, or those of a second. If the stream fails or is
-    cancelled, the outcomes so far are stored before the error is raised, those of `left_over` too.
+    cancelled, the outcomes so far are stored before the error is raised, those of `left_over` too. What
+    PostgreSQL cannot hold in a text is written as an escape; a NUL in a link as `%00`, which leads there too.
 
     Args:
         outcomes: Where they come from.
@@ -104,6 +106,7 @@ async def write_postgres(
     Raises:
         InvalidRequestError: The address or a name cannot be read.
         StoreError: The database cannot be reached or written. If this happens at the start, nothing was sent.
+            If the answer to a COMMIT was lost, its outcomes may be in the table: a note says how many.
         ImportError: psycopg is missing.
     """
     address = [dsn]
@@ -117,7 +120,8 @@ class _Sink(Protocol):
 
     def open(self) -> None: ...
 
-    def write(self, outcomes: Sequence[InviteOutcome]) -> None: ...
+    def write(self, outcomes: list[InviteOutcome]) -> None:
+        """Write outcomes, and clear the list as soon as they may be written: they must not be written twice."""
 
     def close(self, *, complete: bool) -> str:
         """End, opened or not; return what a user should know if it is not complete."""
@@ -167,7 +171,6 @@ def _flush(sink: _Sink, unwritten: list[InviteOutcome]) -> None:
     # Cleared in the thread: after a cancellation, what is written must not be written again.
     if unwritten:
         sink.write(unwritten)
-        unwritten.clear()
 
 
 def _ended_early(sink: _Sink, unwritten: list[InviteOutcome]) -> str:
@@ -203,10 +206,11 @@ class _ParquetFile:
             ) from None
         self._writer = parquet.ParquetWriter(self._part, schema)
 
-    def write(self, outcomes: Sequence[InviteOutcome]) -> None:
+    def write(self, outcomes: list[InviteOutcome]) -> None:
         self._is_empty = False
         for batch in outcome_batches(outcomes, len(outcomes)):
             self._writer.write_batch(batch)
+        outcomes.clear()
 
     def close(self, *, complete: bool) -> str:
         if self._writer is None:
@@ -230,40 +234,46 @@ class _PostgresTable:
         if not isinstance(table, str) or not _TABLE.fullmatch(table):
             raise InvalidRequestError(f"table must be small letters, digits and _, not {table!r:.60}")
         self._store, self._table = store, f'"{table}"'  # it may be a word of SQL: order
-        self._blocks = ExitStack()
-        self._connection: Any = None
         self._is_empty = True
+        self._unsure = 0
 
     def open(self) -> None:
-        self._connection = self._blocks.enter_context(self._store.connection())
         columns = ", ".join(f"{name} {_TYPES[kind]}" for name, kind in OUTCOME_COLUMNS.items())
-        with self._store.failing("cannot be written"):
-            self._connection.execute(
+        with self._store.connection() as connection:
+            connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {self._table}"
                 f" ({columns}, written_at timestamptz NOT NULL DEFAULT now())"
             )
             # One that was there may lack columns, or have others. That is better known before anything is sent.
             nothing = ", ".join(f"NULL::{_TYPES[kind]}" for kind in OUTCOME_COLUMNS.values())
-            self._connection.execute(
+            connection.execute(
                 f"INSERT INTO {self._table} ({', '.join(OUTCOME_COLUMNS)}) SELECT {nothing} WHERE false"
             )
 
-    def write(self, outcomes: Sequence[InviteOutcome]) -> None:
-        columns = outcome_columns(outcomes)
+    def write(self, outcomes: list[InviteOutcome]) -> None:
+        columns, count = outcome_columns(outcomes), len(outcomes)
         copy = f"COPY {self._table} ({', '.join(columns)}) FROM STDIN"
-        with (
-            self._store.failing("cannot be written"),
-            self._connection.cursor() as cursor,
-            cursor.copy(copy) as rows,
-        ):
-            for row in zip(*columns.values(), strict=True):
-                rows.write_row([_storable(value) if isinstance(value, str) else value for value in row])
+        # A new connection each time: one that is kept may be lost between two bulks.
+        with self._store.connection() as connection:
+            with connection.cursor() as cursor, cursor.copy(copy) as rows:
+                for row in zip(*columns.values(), strict=True):
+                    rows.write_row(list(map(_storable, columns, row)))
+            # The answer to the COMMIT that follows may be lost: then they must not be written a second time.
+            outcomes.clear()
+            self._unsure += count
+        self._unsure -= count
         self._is_empty = False
 
     def close(self, *, complete: bool) -> str:  # noqa: ARG002  what is written is stored already
-        self._blocks.close()
-        return "nothing was written" if self._is_empty else f"what came before is in the table {self._table}"
+        known = "nothing was written" if self._is_empty else f"what came before is in the table {self._table}"
+        if not self._unsure:
+            return known
+        unsure = f"{count_of(self._unsure, 'outcome')} may have been written to {self._table}, or not"
+        return unsure if self._is_empty else f"{unsure}; {known}"
 
 
-def _storable(text: str) -> str:
-    return in_utf8(text).replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL takes no NUL
+def _storable(name: str, value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    # PostgreSQL takes no NUL. In a link %00 stands for it, for all who read links.
+    return storable(value.replace("\0", "%00") if name == "url" else value)

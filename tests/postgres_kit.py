@@ -5,20 +5,35 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
+import time
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _NUMBERS = count()
+_POOLER = """
+[databases]
+postgres = host=127.0.0.1 port={server} user=sampling
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {mode}
+default_pool_size = 3
+"""
 _SETTINGS = """
 listen_addresses = '127.0.0.1'
 port = {port}
@@ -65,16 +80,16 @@ def _other_user() -> tuple[str, int] | None:
 class Cluster:
     """A server that can be stopped, killed and started again; each store gets a schema of its own."""
 
-    def __init__(self, *, fsync: bool = False) -> None:
+    def __init__(self, *settings: str, fsync: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sampling-postgres-"))
         self.port = free_port()
         self._user = _other_user() if _is_root() else None
         if self._user is not None:
             shutil.chown(self.folder, self._user[0])
         self._run("initdb", "-D", "{data}", "-U", "sampling", "-A", "trust", "-E", "UTF8", "--no-sync")
-        settings = _SETTINGS.format(port=self.port, fsync="on" if fsync else "off")
+        lines = [_SETTINGS.format(port=self.port, fsync="on" if fsync else "off"), *settings]
         with (self.folder / "data" / "postgresql.conf").open("a") as file:
-            file.write(settings)
+            file.write("\n".join(lines))
         self.start()
 
     @property
@@ -113,6 +128,29 @@ class Cluster:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             cursor = connection.execute(text.encode())
             return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def pooler(self, mode: str) -> Iterator[str]:
+        """Run PgBouncer in front of it; gives its address."""
+        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if program is None:
+            pytest.skip("pgbouncer is not installed (a Debian package)")
+        port, config = free_port(), self.folder / "pgbouncer.ini"
+        config.write_text(_POOLER.format(port=port, server=self.port, mode=mode))
+        user, group = self._user or (None, None)
+        groups = None if user is None else []
+        running = subprocess.Popen(
+            [program, "-q", config], user=user, group=group, extra_groups=groups, stderr=subprocess.DEVNULL
+        )
+        try:
+            for _ in range(500):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.02)
+            yield self.dsn.replace(f":{self.port}/", f":{port}/")
+        finally:
+            running.kill()
+            running.wait()
 
     def _run(self, program: str, *arguments: str) -> None:
         folder = programs()

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from sampling_async import InvalidRequestError, SamplingClient
-from sampling_async._wire.address import Secret, base_url_of, guid_of, idle_seconds_of, proxy_of
+from sampling_async._wire.address import Secret, base_url_of, comparable, guid_of, idle_seconds_of, proxy_of
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,26 @@ def test_https_is_for_all_and_http_for_loopback(url):
 def test_an_address_ends_without_a_slash():
     """A journal belongs to an address, however it was written."""
     assert str(base_url_of("https://service.example/x/", allow_http=False)) == "https://service.example/x"
+
+
+@pytest.mark.parametrize(
+    ("one", "another", "are_same"),
+    [
+        ("HTTPS://Sampling.Example:443/Path", "https://sampling.example/Path", True),
+        ("http://sampling.example:080", "http://sampling.example", True),
+        ("https://sampling.example:", "https://sampling.example", True),
+        ("https://sampling.example:80", "https://sampling.example", False),
+        ("http://sampling.example:443", "https://sampling.example", False),
+        ("https://sampling.example/Path", "https://sampling.example/path", False),
+        ("https://sampling.example/?at=a://b:443", "https://sampling.example/?at=a://b", False),
+        ("https://[::1]:443/", "https://[::1]/", True),
+    ],
+)
+def test_addresses_are_compared_as_addresses(one, another, are_same):
+    assert (comparable(one) == comparable(another)) is are_same
+    if "?" not in one:
+        bases = [str(base_url_of(url, allow_http=True)) for url in (one, another)]
+        assert (bases[0] == bases[1]) is are_same
 
 
 def test_http_to_other_hosts_must_be_allowed():

@@ -209,7 +209,7 @@ def test_a_real_bash_completes_the_name_of_a_profile(tmp_path):
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     guid = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
-    table = f'base_url = "https://x.example"\npanel_guid = "{guid}"\napi_key_variable = "KEY"\n'
+    table = f'base_url = "https://x.example"\npanel = "{guid}"\nkey_variable = "KEY"\n'
     (tmp_path / "profiles.toml").write_text(f"[germany]\n{table}[us]\n{table}")
     command = tmp_path / "sampling-async"
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m sampling_async "$@"\n')

@@ -419,7 +419,21 @@ async def test_words_of_sql_are_tables_and_any_text_is_stored(database):
 
     await write_postgres(outcomes(), dsn, schema=schema, table="order")
     found = connection.execute('SELECT member_code, result FROM "order"').fetchall()
-    assert found == [(code, "\\N") for code in ("m?", "m\N{REPLACEMENT CHARACTER}", "m\t\n\\N")]
+    assert found == [(code, "\\N") for code in ("m\\ud800", "m\\x00", "m\t\n\\N")]
+
+
+@pytest.mark.postgres
+async def test_a_link_with_a_nul_leads_where_it_led(database):
+    dsn, schema, connection = database
+    invite = evolve(INVITE, url="https://click.example/a\0b?c=%5C")
+    outcome = InviteOutcome("m", 41, "invited", invite, 1, "SUCCESS")
+
+    async def outcomes():
+        yield outcome
+
+    await write_postgres(outcomes(), dsn, schema=schema)
+    found = connection.execute("SELECT url FROM sampling_outcomes").fetchall()
+    assert found == [("https://click.example/a%00b?c=%5C",)]
 
 
 @pytest.mark.postgres

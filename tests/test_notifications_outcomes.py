@@ -12,7 +12,7 @@ from attrs import evolve
 from notifications_kit import COMPLETION, SECRET, TERMINATE, post
 
 from sampling_async import InvalidRequestError, Invite, InviteOutcome, InviteRequest
-from sampling_async._journal.database import connected as database_connected
+from sampling_async._journal.database import connected_to_read as database_connected
 from sampling_async.notifications import (
     Inbox,
     OutcomeLedger,
@@ -79,7 +79,7 @@ async def test_reading_costs_as_much_a_row_of_a_large_store(tmp_path, monkeypatc
         database.set_progress_handler(lambda: steps.append(1), 100)
         return database
 
-    monkeypatch.setattr(_sqlite, "connected", counted)
+    monkeypatch.setattr(_sqlite, "connected_to_read", counted)
     costs = []
     for members in (50, 400):
         ledger = OutcomeLedger(tmp_path / f"{members}.db", clock=NOW.timestamp)

@@ -158,7 +158,7 @@ def test_a_line_end_behind_an_address_or_a_path_is_no_part_of_it():
 @pytest.mark.parametrize(
     ("query", "way"),
     [
-        ("pgbouncer=true", "pool_mode = session"),
+        ("pgbouncer=true", "leave it out"),
         ("ssl=require", "sslmode=require"),
         ("currentSchema=us", "schema=name"),
     ],
@@ -214,6 +214,17 @@ def test_a_newer_form_is_refused(postgres, address):
         store.copy().open()
     with pytest.raises(StoreError, match="made by a newer version"):
         list(store.copy().facts())
+
+
+@pytest.mark.parametrize("form", ["five", "0", ""])
+def test_a_form_that_is_no_number_of_a_form_is_refused(postgres, address, form):
+    kept_secrets(address)
+    store = PostgresStore(address)
+    postgres.query(f"ALTER TABLE {store.schema}.store ALTER form TYPE TEXT")
+    postgres.query(f"UPDATE {store.schema}.store SET form = '{form}'")
+    with pytest.raises(StoreError, match=f"says that its form is '{form}', .* bring back a copy") as caught:
+        store.open()
+    assert caught.value.permanent
 
 
 def test_a_store_without_tables_is_not_made_by_reading_it(postgres, address):

@@ -575,6 +575,16 @@ def test_a_newer_form_is_refused(tmp_path):
         SqliteStore(path).open()
 
 
+def test_a_form_that_is_no_number_of_a_form_is_refused(tmp_path):
+    path = tmp_path / "n.db"
+    kept_secrets(path)
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = -3")
+    database.close()
+    with pytest.raises(StoreError, match=r"n\.db says that its form is -3, .* bring back a copy"):
+        SqliteStore(path).open()
+
+
 def test_a_store_that_cannot_be_opened_says_why(tmp_path):
     with pytest.raises(StoreError, match="cannot be opened: No such file"):
         SqliteStore(tmp_path / "no" / "n.db").open()

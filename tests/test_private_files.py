@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 
 import doubles
 import httpx
 import pytest
+from campaign_kit import all_of, campaign_of
+from cli_kit import run
 
 from sampling_async import InviteRequest, Journal, JournalError
+from sampling_async._pacing.threads import in_thread
 from sampling_async._private_files import make_private, open_private, require_private, written_whole
 from sampling_async._watch.cache import CacheFile
 from sampling_async.campaign import LedgerError
 from sampling_async.campaign._ledger import CampaignLedger
-from sampling_async.notifications import SqliteStore, StoreError
+from sampling_async.notifications import OutcomeLedger, SqliteStore, StoreError
+from sampling_async.simulator import Simulator
 
 SOMEBODY = 12345
 
@@ -29,6 +34,7 @@ on_posix = pytest.mark.skipif(os.name != "posix", reason="files have no modes")
 def folder(tmp_path):
     mask = os.umask(0)  # everybody may do everything with new files
     yield tmp_path
+    tmp_path.chmod(0o700)
     os.umask(mask)
 
 
@@ -270,3 +276,60 @@ def test_somebody_elses_cache_is_neither_read_nor_written(folder, caplog):
     read, written = caplog.messages
     assert (f"cannot be read: {refused}" in read, f"cannot be written: {refused}" in written) == (True, True)
     assert path.stat().st_size == 0
+
+
+# --- Reading
+
+
+def state_of(folder):
+    """Return all that reading must not change, of the files of a folder that are there."""
+    found = {path: path.stat() for path in folder.iterdir()}
+    return {path: (each.st_mode, each.st_mtime_ns, path.read_bytes()) for path, each in found.items()}
+
+
+@on_posix
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_copy", [False, True])
+async def test_commands_that_read_change_nothing(folder, is_copy, monkeypatch, tmp_path_factory):
+    """A copy stands for a folder and a file that cannot be written: SQLite finds out when it would write."""
+    simulator = Simulator(3, surveys=8, members=10)
+    async with simulator.client() as client:
+        campaign = campaign_of(simulator, client, folder, ledger=folder / "campaign.ledger")
+        await campaign.plan()
+        outcomes = await all_of(campaign.run())
+    await OutcomeLedger(folder / "kept.db").invited(outcomes)
+    for path in folder.iterdir():
+        path.chmod(0o440 if is_copy else 0o640)
+    folder.chmod(0o550 if is_copy else 0o750)
+    if is_copy:
+        monkeypatch.setattr(os, "access", lambda _, mode, **__: not mode & os.W_OK)  # for root
+    before = state_of(folder)
+    reading = [
+        ("campaign", "status", folder),
+        ("campaign", "limit", folder),
+        ("campaign", "report", folder, "--out", tmp_path_factory.mktemp("report")),
+        ("outcomes", "--store", folder / "kept.db"),
+        ("notifications", "show", "--store", folder / "kept.db"),
+    ]
+    for command in reading:
+        done = await in_thread(lambda command=command: run(*command))
+        assert (command, done.exit_code, done.stderr[-200:]) == (command, 0, done.stderr[-200:])
+        assert state_of(folder) == before
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_a_writer_has_not_brought_into_the_file_yet_is_read(folder, is_killed):
+    path = folder / "kept.db"
+    store = SqliteStore(path)
+    store.open()
+    with store.transaction():
+        store.keep_url("https://partner.example")
+    if is_killed:
+        for end in ("", "-wal"):
+            shutil.copy(f"{path}{end}", f"{folder / 'left.db'}{end}")
+        path = folder / "left.db"
+    before = path.read_bytes()
+    with SqliteStore(path).reading("cannot be read") as run_query:
+        assert run_query("SELECT url FROM served").fetchall() == [("https://partner.example",)]
+    assert path.read_bytes() == before
+    store.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from sampling_async._wire.address import Secret
 GUID = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c11"
 OTHER = "6f0c2b1e-3f0a-4a52-9b87-8d5a0d7a4c12"
 KEY = "0b9a4d52-7c43-4a39-8f6e-2d1f5f1c9e77"
-US = f'[us]\nbase_url = "https://sampling.example"\npanel_guid = "{GUID}"\napi_key_variable = "KEY_US"\n'
+US = f'[us]\nbase_url = "https://sampling.example"\npanel = "{GUID}"\nkey_variable = "KEY_US"\n'
 
 
 class Ring(keyring.backend.KeyringBackend):
@@ -87,7 +89,7 @@ def test_a_profile_is_a_table_with_the_names_of_the_clients_options(file, tmp_pa
         "max_concurrency = 16\nidle_seconds = 30\nallow_http = true\n"
     )
     profile = profiles.read_profile("us")
-    assert (profile.base_url, profile.panel_guid) == ("https://sampling.example", GUID)
+    assert (profile.base_url, profile.panel) == ("https://sampling.example", GUID)
     assert (profile.max_concurrency, profile.idle_seconds, profile.allow_http) == (16, 30, True)
     assert profile.proxy == "http://proxy.example:3128"
     assert profile.ca_file == str(tmp_path / "ca.pem")  # beside the file
@@ -101,7 +103,7 @@ def test_a_key_in_the_file_is_refused_with_path_rule_and_way_out_and_is_not_repe
     text = refusal_of(profiles.read_profile, "us")
     assert text.startswith(f"{file}: [us]: {name} is refused")
     assert "holds no key" in text
-    assert "api_key_variable" in text
+    assert "key_variable" in text
     assert "profile set-key" in text
     assert KEY not in text
 
@@ -187,18 +189,18 @@ def test_a_password_of_a_proxy_is_refused_and_not_repeated(file):
     ("content", "words"),
     [
         (US + "base_urll = 1\n", "'base_urll' is unknown; did you mean base_url?"),
-        (US + "colour = 1\n", "'colour' is unknown; it takes base_url, panel_guid,"),
+        (US + "colour = 1\n", "'colour' is unknown; it takes base_url, panel,"),
         (US.replace("https", "http"), "base_url must be https"),
-        (US.replace(GUID, "panel"), "panel_guid must be a Guid"),
-        (US.replace('panel_guid = "', 'ca_file = "'), "panel_guid missing; a profile gives both"),
+        (US.replace(GUID, "panel"), "panel must be a Guid"),
+        (US.replace('panel = "', 'ca_file = "'), "panel missing; a profile gives both"),
         (US + "max_concurrency = 0\n", "max_concurrency must be a whole number from 1"),
         (US + "max_concurrency = true\n", "max_concurrency must be a whole number from 1"),
         (US + "idle_seconds = -1\n", "idle_seconds must be a number of seconds, at least 0"),
         (US + 'idle_seconds = "4"\n', "idle_seconds must be a number of seconds"),
         (US + "ca_file = 5\n", "ca_file must be text"),
         (US + 'proxy = "socks5://proxy.example"\n', "socks5 proxies are not supported"),
-        (US + "keyring = true\n", "give one of api_key_variable and keyring = true"),
-        (US.replace("api_key_variable", "ca_file"), "give one of api_key_variable and keyring = true"),
+        (US + "keyring = true\n", "give one of key_variable and keyring = true"),
+        (US.replace("key_variable", "ca_file"), "give one of key_variable and keyring = true"),
         ("colour = 1\n" + US, "colour is not in a profile; write it below a line like [us]"),
         (US + "x =\n", "not TOML (at line 5, column 4)"),
         (US.encode() + b'"\xff"', "not UTF-8"),
@@ -303,7 +305,7 @@ def test_one_bad_profile_blocks_no_other(file, monkeypatch):
     assert SamplingClient.from_env(profile="us")
     assert run("profile", "show", "us").exit_code == 0
     assert "api_key is refused" in refusal_of(SamplingClient.from_env, profile="bad")
-    assert "base_url and panel_guid missing" in refusal_of(profiles.read_profile, "u s")
+    assert "base_url and panel missing" in refusal_of(profiles.read_profile, "u s")
     listed = run("profile", "list")
     assert listed.exit_code == 0
     bad_row, odd_row, good_row = lines(listed)
@@ -330,11 +332,11 @@ def test_a_profile_is_added_and_the_rest_of_the_file_stays(file):
     assert added.exit_code == 0
     assert "export SAMPLING_API_KEY_DE=..." in " ".join(added.stderr.split())
     assert file.read_text() == (
-        f'{before}\n\n[de]\nbase_url = "https://sampling.example"\npanel_guid = "{OTHER}"\n'
-        'api_key_variable = "SAMPLING_API_KEY_DE"\n'
+        f'{before}\n\n[de]\nbase_url = "https://sampling.example"\npanel = "{OTHER}"\n'
+        'key_variable = "SAMPLING_API_KEY_DE"\n'
     )
     assert file.stat().st_mode & 0o777 == 0o640
-    assert profiles.read_profile("de").panel_guid == OTHER
+    assert profiles.read_profile("de").panel == OTHER
 
 
 def test_the_first_profile_makes_the_file_for_its_owner_only(tmp_path, monkeypatch):
@@ -362,7 +364,7 @@ def test_a_file_without_profiles_says_how_to_begin(file):
         (("us", "--base-url", "https://x.example", "--panel", GUID), "there is a profile 'us' already"),
         (("u s", "--base-url", "https://x.example", "--panel", GUID), "letters, digits and -._ only"),
         (("de", "--base-url", "http://x.example", "--panel", GUID), "base_url must be https"),
-        (("de", "--base-url", "https://x.example", "--panel", "x"), "panel_guid must be a Guid"),
+        (("de", "--base-url", "https://x.example", "--panel", "x"), "panel must be a Guid"),
         (("de", "--panel", GUID), "give --base-url; without a terminal"),
         ((*ADD[2:], "--key-variable", KEY), "must be the name of an environment variable"),
         ((*ADD[2:], "--key-variable", "KEY_DE", "--keyring"), "give one of --keyring and --key-variable"),
@@ -379,7 +381,7 @@ def test_what_cannot_be_added_leaves_the_file_as_it_is(file, arguments, words):
 
 def test_a_name_with_a_dot_is_one_name(file):
     assert run("profile", "add", "de.at", *ADD[3:]).exit_code == 0
-    assert profiles.read_profile("de.at").api_key_variable == "SAMPLING_API_KEY_DE_AT"
+    assert profiles.read_profile("de.at").key_variable == "SAMPLING_API_KEY_DE_AT"
 
 
 def test_a_person_is_asked_for_what_is_missing(file, monkeypatch):
@@ -387,7 +389,7 @@ def test_a_person_is_asked_for_what_is_missing(file, monkeypatch):
     at_keyboard(monkeypatch)
     answers = f"https://sampling.example\n{OTHER}\n\n"
     assert run("profile", "add", "de", stdin=answers).exit_code == 0
-    assert profiles.read_profile("de").api_key_variable == "SAMPLING_API_KEY_DE"
+    assert profiles.read_profile("de").key_variable == "SAMPLING_API_KEY_DE"
 
 
 # --- Profiles that are kept elsewhere -----------------------------------------------------------------------
@@ -399,7 +401,7 @@ def test_a_client_is_made_from_a_profile_that_the_program_keeps(file, monkeypatc
     profile = PanelProfile(
         name="us",
         base_url="https://sampling.example",
-        panel_guid=GUID,
+        panel=GUID,
         api_key=lambda: read.append(1) or KEY,
         max_concurrency=3,
         timeouts=Timeouts(read=5),
@@ -419,26 +421,26 @@ def test_a_client_is_made_from_a_profile_that_the_program_keeps(file, monkeypatc
     ("changes", "words"),
     [
         ({"api_key": KEY}, "api_key must be a function that returns the key"),
-        ({"api_key": None}, "give one of api_key_variable and keyring = true"),
-        ({"keyring": True}, "give one of api_key_variable and keyring = true"),
+        ({"api_key": None}, "give one of key_variable and keyring = true"),
+        ({"keyring": True}, "give one of key_variable and keyring = true"),
         ({"name": ""}, "a name of a profile has letters"),
         ({"name": None}, "name must be text"),
         ({"base_url": 5}, "base_url must be text"),
-        ({"panel_guid": None}, "panel_guid must be text"),
-        ({"panel_guid": "x"}, "panel_guid must be a Guid"),
+        ({"panel": None}, "panel must be text"),
+        ({"panel": "x"}, "panel must be a Guid"),
         ({"keyring": 1}, "keyring must be true or false"),
         ({"retry": Timeouts()}, "retry must be a RetryPolicy"),
     ],
 )
 def test_such_a_profile_is_checked_as_one_of_the_file(changes, words):
-    arguments = {"name": "us", "base_url": "https://x.example", "panel_guid": GUID, "api_key": lambda: KEY}
+    arguments = {"name": "us", "base_url": "https://x.example", "panel": GUID, "api_key": lambda: KEY}
     text = refusal_of(PanelProfile, **arguments | changes)
     assert words in text
     assert KEY not in text
 
 
 def test_a_function_without_a_key_is_named():
-    profile = PanelProfile(name="us", base_url="https://x.example", panel_guid=GUID, api_key=lambda: "")
+    profile = PanelProfile(name="us", base_url="https://x.example", panel=GUID, api_key=lambda: "")
     assert refusal_of(SamplingClient.from_env, profile=profile) == (
         "the key of profile 'us' is missing; its function returned nothing"
     )
@@ -497,7 +499,8 @@ def test_the_profile_sets_the_way_to_the_service(file, line, said):
 @pytest.mark.parametrize(("name", "other"), [("base_url", "https://other.example"), ("panel_guid", OTHER)])
 def test_nothing_is_mixed_from_two_panels(monkeypatch, name, other):
     """Invites cost money: they must not be asked for with the address of one panel and the Guid of another."""
-    assert f"{name} gives another {name} than profile 'us'" in refusal_of(
+    word = "panel" if name == "panel_guid" else name
+    assert f"{name} gives another {word} than profile 'us'" in refusal_of(
         SamplingClient.from_env, profile="us", **{name: other}
     )
     variable = f"SAMPLING_{name.upper()}"
@@ -506,8 +509,33 @@ def test_nothing_is_mixed_from_two_panels(monkeypatch, name, other):
     assert f"unset {variable}, or choose no profile (SAMPLING_PROFILE empty)" in text
 
 
+@pytest.mark.skipif(os.name != "posix", reason="files have no modes")
+@pytest.mark.parametrize(
+    ("mode", "owner", "said"),
+    [
+        (0o646, None, "can be changed by others (mode 0646): chmod go-w"),
+        (0o664, None, "can be changed by others (mode 0664): chmod go-w"),
+        (0o644, 12345, "belongs to another user (uid 12345), who can change it"),
+        (0o644, None, None),
+    ],
+)
+def test_a_file_that_others_can_change_is_refused(file, mode, owner, said):
+    """Who can change the address in it gets the key."""
+    file.chmod(mode)
+    if owner is not None:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give files to others")
+        os.chown(file, owner, owner)
+    if said is None:
+        assert profiles.read_profile("us").panel == GUID
+    else:
+        assert said in refusal_of(profiles.read_profile, "us")
+        assert run("profile", "list").exit_code == 2
+    assert stat.S_IMODE(file.stat().st_mode) == mode
+
+
 def test_the_same_panel_from_two_places_is_no_mixture(monkeypatch):
-    monkeypatch.setenv("SAMPLING_BASE_URL", "https://sampling.example/")
+    monkeypatch.setenv("SAMPLING_BASE_URL", "HTTPS://Sampling.Example:443/")
     monkeypatch.setenv("SAMPLING_PANEL_GUID", GUID.upper())
     assert SamplingClient.from_env(profile="us")
 
@@ -539,7 +567,7 @@ def test_a_profile_with_plain_http_says_so(file):
 
 # --- The keyring ------------------------------------------------------------------------------------------
 
-RINGED = US.replace('api_key_variable = "KEY_US"', "keyring = true")
+RINGED = US.replace('key_variable = "KEY_US"', "keyring = true")
 
 
 def test_a_key_in_the_keyring_belongs_to_the_profile_and_its_host(file, ring):
@@ -570,7 +598,7 @@ def test_a_system_without_a_keyring_is_given_what_to_do(file, ring):
     keyring.set_keyring(keyring.backends.fail.Keyring())
     text = refusal_of(SamplingClient.from_env, profile="us")
     assert "cannot be used (NoKeyringError)" in text
-    assert "api_key_variable" in text
+    assert "key_variable" in text
 
 
 @pytest.mark.parametrize("raised", [RuntimeError, ValueError, ModuleNotFoundError, OSError(5, "io")])

@@ -160,7 +160,7 @@ async def test_secrets_guids_and_urls_are_taken_where_a_text_is():
     settings = Settings()
     assert "x.example" in repr(SamplingClient(settings.url, panel_guid=GUID, api_key=settings.key))
     assert repr(PostgresStore(settings.dsn)) == "<PostgresStore postgresql://u@h/db (sampling)>"
-    profile = PanelProfile(name="us", base_url=settings.url, panel_guid=GUID, api_key=lambda: settings.key)
+    profile = PanelProfile(name="us", base_url=settings.url, panel=GUID, api_key=lambda: settings.key)
     assert "x.example" in repr(SamplingClient.from_env(profile=profile))
 
 

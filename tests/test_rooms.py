@@ -30,7 +30,7 @@ PACKAGES = {
     "_watch": {"_contract", "_json", "_pacing", "_private_files"},
     "_telemetry": {"_calls", "_contract", "_json", "_pacing", "_protocol", "_snapshot", "_version"},
     "_bulk": {"_calls", "_contract", "_journal", "_pacing", "_protocol"},
-    "_profiles": {"_calls", "_contract", "_pacing", "_wire"},
+    "_profiles": {"_calls", "_contract", "_pacing", "_private_files", "_wire"},
     "_log": {"_contract"},
     "_client": {
         "_bulk",

@@ -168,7 +168,7 @@ def support(
     profile = PanelProfile(
         name="us",
         base_url="https://sampling.example",
-        panel_guid=guid,
+        panel=guid,
         api_key=lambda: guid,
         retry=RetryPolicy(max_attempts=2),
     )

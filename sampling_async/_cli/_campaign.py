@@ -148,6 +148,9 @@ def status(folder: Folder, *, as_json: AsJSON = False) -> None:
 def report(
     folder: Folder,
     *,
+    out: Annotated[
+        Path | None, option("DIR", "The folder for the files. Default: that of the campaign.")
+    ] = None,
     partition: Annotated[
         list[str] | None, option("COLUMN", "As for `run`. Default: what the run was given.")
     ] = None,
@@ -170,7 +173,7 @@ def report(
     that needs nothing else and holds no member codes.
     """
     settings = Settings(partition=partition, format=format_, notifications=notifications)
-    _loaded("jinja2").write_report(folder, settings)
+    _loaded("jinja2").write_report(folder, out or folder, settings)
 
 
 @app.command(cls=Command)

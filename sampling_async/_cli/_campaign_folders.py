@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
+def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T], *, reads: bool = True) -> T:
     """Do something with the ledger of a campaign, which must have a plan."""
 
     def planned(ledger: CampaignLedger) -> T:
@@ -34,7 +34,7 @@ def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T]) -> T:
             raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
         return work(ledger)
 
-    return with_ledger(ledger_in(folder), planned)
+    return with_ledger(ledger_in(folder), planned, reads=reads)
 
 
 def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> None:
@@ -44,7 +44,7 @@ def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> No
         limits = ledger.change_limits(**changes) if changes else ledger.limits()
         return limits, ledger.is_running()
 
-    limits, is_running = _in_ledger(folder, change)
+    limits, is_running = _in_ledger(folder, change, reads=not changes)
     if show.as_lines(as_json):
         show.emit_json({**show.fields_of(limits), "Running": is_running})
     else:
@@ -87,8 +87,8 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings,
         view.show_comparison(comparison)
 
 
-def write_report(folder: Path, given: Settings) -> None:
-    """Write the files of a campaign; what is not given is as the run had it."""
+def write_report(folder: Path, out: Path, given: Settings) -> None:
+    """Write the files of a campaign into a folder; what is not given is as the run had it."""
 
     def write(ledger: CampaignLedger) -> Summary:
         settings = given.over(saved_in(ledger).settings)
@@ -97,7 +97,7 @@ def write_report(folder: Path, given: Settings) -> None:
         return write_files(
             ledger,
             LESSONS,
-            folder,
+            out,
             CancelFlag(),
             partitions=partitions,
             kind=kind,
@@ -107,4 +107,4 @@ def write_report(folder: Path, given: Settings) -> None:
 
     if ends := view.ends_text(_in_ledger(folder, write)):
         show.note(ends)
-    show.note(f"Files: {folder} (invites, pairs, summary.json, report.html)")
+    show.note(f"Files: {out} (invites, pairs, summary.json, report.html)")

@@ -107,7 +107,9 @@ class CampaignJob:
         changes, given = self.limits.changes(), _absolute(self.given)
         panel, known = _absolute_panel(panel), None
         if self._ledger.exists():
-            known = with_ledger(self._ledger, lambda ledger: saved_in(ledger) if ledger.plan else None)
+            known = with_ledger(
+                self._ledger, lambda ledger: saved_in(ledger) if ledger.plan else None, reads=True
+            )
         if known is not None:
             known.refuse_another_plan(panel, given, self.folder)
             saved = _checked(evolve(known, settings=given.over(known.settings)))
@@ -134,7 +136,7 @@ class CampaignJob:
         """Plan anew in the ledger, and run that."""
         require_own_folder(self.folder, self._ledger)
         changes = self.limits.changes()
-        known = with_ledger(ledger_in(self.folder), saved_in)
+        known = with_ledger(ledger_in(self.folder), saved_in, reads=True)
         panel = _absolute_panel(panel) or known.panel
         if panel is None:
             raise InvalidRequestError(f"{self._ledger} does not say which panel it was planned for: give PANEL")

@@ -126,8 +126,8 @@ class ServiceOptions:
         if self.base_url:
             profile.must_agree("base_url", self.base_url, "--base-url (SAMPLING_BASE_URL)")
         if self.panel:
-            profile.must_agree("panel_guid", self.panel, "--panel (SAMPLING_PANEL_GUID)")
-        return profile.base_url, profile.panel_guid
+            profile.must_agree("panel", self.panel, "--panel (SAMPLING_PANEL_GUID)")
+        return profile.base_url, profile.panel
 
     def _client(self, key: str) -> SamplingClient:
         base_url, panel_guid = self.whereto()

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from attrs import field, frozen
 
 from sampling_async import DecodeError, ResultCode
-from sampling_async._wire.address import is_loopback
+from sampling_async._wire.address import comparable, is_loopback
 
 if TYPE_CHECKING:
     import httpx
@@ -304,7 +304,9 @@ def urls(settings: PartnerSettings, expected: Mapping[str, str] | None) -> Findi
         "NotSet": [name for name in found if name not in given],
         "WithoutPid": [name for name, url in pages.items() if "[pid]" not in url],
         "NotHttps": [name for name, url in given.items() if not url.lower().startswith("https://")],
-        "NotOurs": [name for name, url in (expected or {}).items() if found.get(name) != url],
+        "NotOurs": [
+            name for name, url in (expected or {}).items() if comparable(found.get(name, "")) != comparable(url)
+        ],
     }
     problems = {
         "without [pid], so your page cannot know the member": figures["WithoutPid"],

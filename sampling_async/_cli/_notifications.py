@@ -22,6 +22,7 @@ from sampling_async._cli._options import argument, flag, given, option, takes
 from sampling_async._cli._stores import STORE, existing_store, is_new, store_at
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._contract.checks import count_of
+from sampling_async._wire.address import comparable
 from sampling_async.notifications import (
     Completion,
     Inbox,
@@ -279,7 +280,7 @@ def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
         return "not set"
     if kind is Kind.QUOTA_STATUS and found.quota_notifications_enabled is False:
         return "Quota Notifications Enabled is False"
-    return "same" if value == url else "another URL"
+    return "same" if comparable(value) == comparable(url) else "another URL"
 
 
 def _facts(

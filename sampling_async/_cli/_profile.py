@@ -104,15 +104,15 @@ def add(
     profile = PanelProfile(
         name=name,
         base_url=_asked(base_url, "--base-url", "Address of the service"),
-        panel_guid=_asked(panel, "--panel", "PanelGUID"),
-        api_key_variable=None
+        panel=_asked(panel, "--panel", "PanelGUID"),
+        key_variable=None
         if keyring
         else _asked(key_variable, "--key-variable", "Environment variable with the key", usual),
         keyring=keyring,
         allow_http=allow_http,
     )
     path = add_profile(profile)
-    way = f"sampling-async profile set-key {name}" if keyring else f"export {profile.api_key_variable}=..."
+    way = f"sampling-async profile set-key {name}" if keyring else f"export {profile.key_variable}=..."
     show.note(f"Profile {name} is in {path}. Next: {way}, then sampling-async doctor --profile {name}")
 
 
@@ -158,7 +158,7 @@ def _with_keyring(name: str) -> PanelProfile:
     if not profile.keyring:
         raise InvalidRequestError(
             f"{profiles_file()}: the key of [{name}] is in the {profile.source_of_key}; write keyring = true "
-            "there in place of api_key_variable"
+            "there in place of key_variable"
         )
     return profile
 
@@ -169,7 +169,7 @@ def _row(profile: PanelProfile) -> dict[str, Any]:
         "Profile": profile.name,
         "File": str(profiles_file()),
         "BaseURL": profile.base_url,
-        "PanelGUID": profile.panel_guid,
+        "PanelGUID": profile.panel,
         "Key": _state(profile),
         "Proxy": profile.proxy,
         "CAFile": profile.ca_file,

@@ -285,8 +285,8 @@ def _write_profiles(simulator: Any, base_url: str, file: Path) -> None:
             PanelProfile(
                 name=f"p{number}",
                 base_url=base_url,
-                panel_guid=panel.panel_guid,
-                api_key_variable="SAMPLING_API_KEY",
+                panel=panel.panel_guid,
+                key_variable="SAMPLING_API_KEY",
                 allow_http=not is_loopback(urlsplit(base_url).hostname or ""),
             )
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._contract.errors import JournalError
-from sampling_async._private_files import require_private
+from sampling_async._private_files import require_private, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -29,8 +30,26 @@ def connected(path: Path, seconds: float) -> sqlite3.Connection:
         OSError: The file is somebody else's, see `require_private`.
     """
     require_private(path)
+    return _opened(path, "rw", seconds)
+
+
+def connected_to_read(path: Path, seconds: float) -> sqlite3.Connection:
+    """Return a connection that changes nothing: not the file, nor its mode, and leaves no files beside it."""
+    path = target_of(path)
+    if beside(path, "-wal").exists():
+        mode = "ro"  # a writer has it open, or was killed: then the next writer brings the file up to date
+    elif os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        mode = "rw"  # a writer may come, so SQLite makes its files beside it, and removes them only then
+    else:
+        mode = "ro&immutable=1"  # a copy: nothing can be made beside it
+    database = _opened(path, mode, seconds)
+    database.execute("PRAGMA query_only = ON")
+    return database
+
+
+def _opened(path: Path, mode: str, seconds: float) -> sqlite3.Connection:
     return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
         timeout=seconds,
         isolation_level=None,

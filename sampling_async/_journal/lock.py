@@ -90,7 +90,7 @@ class JournalLock:
         There is no way to look at a lock without taking it. So a run waits a little, see `take`.
         """
         try:
-            file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0))
+            file = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0))
         except OSError:
             return False
         try:

@@ -21,6 +21,7 @@ from attrs import asdict, fields
 
 from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._private_files import require_unchanged_by_others
 from sampling_async._profiles.record import CHOSEN, GUID_DIGITS, POLICIES, PanelProfile
 from sampling_async._wire.address import Secret
 
@@ -31,9 +32,9 @@ FILE: Final = "SAMPLING_PROFILES"
 _FOLDER: Final = "sampling-async"
 _SECRETS: Final = re.compile(r"api.?key|auth.?key|password|passwd|secret|token", re.IGNORECASE)
 BEGIN: Final = f"begin with `sampling-async profile add NAME`, or name the file of your profiles in {FILE}"
-_TAKES: Final = "it takes tables such as [us] with base_url and panel_guid"
+_TAKES: Final = "it takes tables such as [us] with base_url and panel"
 _NO_KEY: Final = (
-    "a profile file holds no key; name the environment variable that has it, with api_key_variable, or set "
+    "a profile file holds no key; name the environment variable that has it, with key_variable, or set "
     "keyring = true and store it with `sampling-async profile set-key`"
 )
 
@@ -131,6 +132,7 @@ def toml_of(profile: PanelProfile) -> str:
 def _read(path: Path) -> str:
     problem = "not UTF-8"
     try:
+        require_unchanged_by_others(path)
         # Editors of Windows put a byte order mark before it.
         return path.read_text("utf-8-sig")
     except FileNotFoundError as exc:
@@ -178,7 +180,7 @@ def _profile(path: Path, name: str, table: dict[str, Any]) -> PanelProfile | Inv
 def _made(path: Path, name: str, table: dict[str, Any]) -> PanelProfile:
     where = f"{path}: [{name:.60}]"
     _check_names(where, table, _KEYS)
-    missing = [key for key in ("base_url", "panel_guid") if not table.get(key)]
+    missing = [key for key in ("base_url", "panel") if not table.get(key)]
     if missing:
         raise InvalidRequestError(f"{where}: {' and '.join(missing)} missing; a profile gives both")
     values = {key: _policy_of(f"{where[:-1]}.{key}]", key, value) for key, value in table.items()}
@@ -248,12 +250,12 @@ def completed(chosen: str | PanelProfile | None, given: dict[str, Any]) -> Panel
         return None
     # Both sources are compared, although the argument would win: a variable of another panel that is left over
     # in a shell is what makes invites for the wrong one.
-    for name in ("base_url", "panel_guid"):
+    for name, word in (("base_url", "base_url"), ("panel_guid", "panel")):
         variable = f"SAMPLING_{name.upper()}"
         for source, value in ((name, given.get(name)), (variable, os.environ.get(variable))):
             if value:
-                profile.must_agree(name, str(text_of(value)), source)
-        given[name] = getattr(profile, name)
+                profile.must_agree(word, str(text_of(value)), source)
+        given[name] = getattr(profile, word)
     if not given.get("api_key"):
         given["api_key"] = profile.key()
         if given["api_key"] is None:

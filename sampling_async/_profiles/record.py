@@ -16,7 +16,7 @@ from sampling_async._calls.retry import RetryPolicy
 from sampling_async._contract.checks import Text, is_whole, text_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._pacing.patience import OutagePolicy
-from sampling_async._wire.address import Secret, base_url_of, guid_of, idle_seconds_of, proxy_of
+from sampling_async._wire.address import Secret, base_url_of, comparable, guid_of, idle_seconds_of, proxy_of
 from sampling_async._wire.session import Timeouts
 
 if TYPE_CHECKING:
@@ -76,19 +76,19 @@ class PanelProfile:
     in a database or a vault:
 
         us = PanelProfile(
-            name="us", base_url="https://sampling.example", panel_guid=guid, api_key=lambda: vault.read("us")
+            name="us", base_url="https://sampling.example", panel=guid, api_key=lambda: vault.read("us")
         )
         async with SamplingClient.from_env(profile=us) as client: ...
 
-    Give one of `api_key`, `api_key_variable` and `keyring`: a profile says where the key is, and does not hold
+    Give one of `api_key`, `key_variable` and `keyring`: a profile says where the key is, and does not hold
     it.
 
     Attributes:
         name: Letters, digits and -._ only.
         base_url: As for `SamplingClient`.
-        panel_guid: As for `SamplingClient`.
+        panel: The PanelGUID: `panel_guid` of `SamplingClient`.
         api_key: A function that returns the key, called for each client. A file cannot have one.
-        api_key_variable: The environment variable that has the key.
+        key_variable: The environment variable that has the key.
         keyring: Whether the key is in the keyring of the system, under the profile's name and host.
         proxy: An HTTP proxy, without user and password. SAMPLING_PROXY replaces it.
         ca_file: A PEM file of the authorities to trust. SAMPLING_CA_FILE replaces it.
@@ -107,9 +107,9 @@ class PanelProfile:
 
     name: str = field(converter=text_of, validator=_text)
     base_url: str = field(converter=text_of, validator=_text)
-    panel_guid: str = field(converter=text_of, validator=_text)
+    panel: str = field(converter=text_of, validator=_text)
     api_key: Callable[[], Text] | None = field(default=None, repr=False)
-    api_key_variable: str | None = field(default=None, converter=text_of, validator=_text)
+    key_variable: str | None = field(default=None, converter=text_of, validator=_text)
     keyring: bool = field(default=False, validator=_flag)
     proxy: str | None = field(default=None, converter=text_of, validator=_text)
     ca_file: str | None = field(default=None, converter=text_of, validator=_text)
@@ -129,16 +129,16 @@ class PanelProfile:
             raise InvalidRequestError(
                 "api_key must be a function that returns the key, such as lambda: vault.read(name)"
             )
-        if [self.api_key is not None, bool(self.api_key_variable), self.keyring].count(True) != 1:
+        if [self.api_key is not None, bool(self.key_variable), self.keyring].count(True) != 1:
             raise InvalidRequestError(
-                "give one of api_key_variable and keyring = true, to say where the key is; "
+                "give one of key_variable and keyring = true, to say where the key is; "
                 "in Python, api_key is a third way"
             )
-        variable = self.api_key_variable or "_"
+        variable = self.key_variable or "_"
         if not re.fullmatch(_VARIABLE, variable) or re.fullmatch(GUID_DIGITS, variable):
             # Not repeated: it may be the key itself, perhaps without its dashes.
             raise InvalidRequestError(
-                "api_key_variable must be the name of an environment variable, such as SAMPLING_API_KEY_US"
+                "key_variable must be the name of an environment variable, such as SAMPLING_API_KEY_US"
             )
         if "@" in (self.proxy or ""):
             raise InvalidRequestError(
@@ -146,21 +146,19 @@ class PanelProfile:
                 "environment variable SAMPLING_PROXY, which counts over the profile"
             )
         base_url_of(self.base_url, allow_http=self.allow_http)
-        guid_of(self.panel_guid, "panel_guid")
+        guid_of(self.panel, "panel")
         if self.proxy is not None:
             proxy_of(self.proxy)
 
     @property
     def account(self) -> str:
         """The name of the key in the keyring. With the host, so that a key never goes to another host."""
-        return f"{self.name}@{urlsplit(self.base_url).netloc}"
+        return f"{self.name}@{urlsplit(comparable(self.base_url)).netloc}"
 
     @property
     def source_of_key(self) -> str:
         """Where the key is, in words."""
-        return (
-            "function" if self.api_key else "keyring" if self.keyring else f"variable {self.api_key_variable}"
-        )
+        return "function" if self.api_key else "keyring" if self.keyring else f"variable {self.key_variable}"
 
     def key(self) -> Secret | None:
         """Return the key from where it is; None if it is not there."""
@@ -169,7 +167,7 @@ class PanelProfile:
         elif self.keyring:
             found = in_keyring(lambda keyring: keyring.get_password(_KEYRING, self.account)) or ""
         else:
-            found = os.environ.get(self.api_key_variable or "", "")
+            found = os.environ.get(self.key_variable or "", "")
         # Without the end of a line, which tools that print a key put behind it.
         return Secret.of(found.strip()) if found.strip() else None
 
@@ -180,7 +178,7 @@ class PanelProfile:
         if in_keyring(lambda keyring: keyring.get_password(_KEYRING, self.account)) != checked.reveal():
             raise InvalidRequestError(
                 "the keyring of this system has not kept the key (keyring.backends.null keeps nothing); choose "
-                "another backend, or give api_key_variable in the profile"
+                "another backend, or give key_variable in the profile"
             )
 
     def forget_key(self) -> bool:
@@ -204,7 +202,7 @@ class PanelProfile:
 
     def no_key(self) -> InvalidRequestError:
         """Return the error of a key that is not where it should be."""
-        way = f"set the environment variable {self.api_key_variable}"
+        way = f"set the environment variable {self.key_variable}"
         if self.keyring:
             way = f"store it with `sampling-async profile set-key {self.name}`"
         elif self.api_key is not None:
@@ -223,14 +221,13 @@ def in_keyring(use: Callable[[Any], Any]) -> Any:
     if missing == "keyring":
         raise InvalidRequestError(
             'the keyring needs the library keyring: pip install "sampling-async[keyring]"; or give '
-            "api_key_variable in the profile"
+            "key_variable in the profile"
         )
     raise InvalidRequestError(
-        f"the keyring of this system cannot be used ({problem}); unlock it, or give api_key_variable in the "
-        "profile"
+        f"the keyring of this system cannot be used ({problem}); unlock it, or give key_variable in the profile"
     )
 
 
 # Guids are the same in both cases and with braces, and the client drops a slash at the end of an address.
 def _comparable(name: str, value: str) -> str:
-    return value.strip("{}").lower() if name == "panel_guid" else value.rstrip("/")
+    return value.strip("{}").lower() if name == "panel" else comparable(value.rstrip("/"))

@@ -74,6 +74,9 @@ def _is_text(value: object) -> bool:
     return isinstance(value, Secret) or isinstance(text_of(value), str)
 
 
+_OWN_PORT: Final = r"^(https:.*):(?:0*443)?$|^(http:.*):(?:0*80)?$"
+
+
 def guid_of(value: Text | Secret, name: str) -> Secret:
     """Return a Guid as a secret. Neither an error's message nor its traceback holds the value."""
     secret = Secret.of(value)
@@ -96,13 +99,21 @@ def _parsed(text: str) -> httpx.URL | None:
     return url if host else None
 
 
+def comparable(url: str) -> str:
+    """Return an address as it is compared: scheme and host in small letters, without the scheme's own port."""
+    origin = re.match(r"[^/?#]*://[^/?#]*", url)
+    if origin is None:
+        return url
+    return re.sub(_OWN_PORT, r"\1\2", origin[0].lower()) + url[origin.end() :]
+
+
 def base_url_of(value: Text, *, allow_http: bool) -> httpx.URL:
     """Return the service's base address: https, or http for loopback or with `allow_http`.
 
     No error repeats it: it may hold a password.
     """
     text = text_of(value)
-    url = _parsed(text.rstrip("/")) if isinstance(text, str) else None
+    url = _parsed(comparable(text.rstrip("/"))) if isinstance(text, str) else None
     if url is None or url.scheme not in {"http", "https"}:
         raise InvalidRequestError("base_url must be an address like https://host or https://host/path")
     if url.userinfo or "?" in text or "#" in text:
@@ -231,7 +242,7 @@ class KeyHeader:
 
 
 def origin_of(url: Any) -> tuple[str, bytes, int | None]:
-    return url.scheme, url.raw_host, url.port
+    return url.scheme, url.raw_host, url.port or {"http": 80, "https": 443}.get(url.scheme)
 
 
 _RESERVED: Final = frozenset(

@@ -295,7 +295,7 @@ class Campaign:
             InvalidRequestError: A limit is unknown, or its value is not possible.
             LedgerError: The ledger cannot be used.
         """
-        return await self._reading(lambda ledger: ledger.change_limits(**changes))
+        return await in_thread(with_ledger, self.ledger, lambda ledger: ledger.change_limits(**changes))
 
     async def pause(self, reason: str = "") -> None:
         """Let a run request nothing more until `resume`. Responses to what is in flight are still processed."""
@@ -395,13 +395,14 @@ class Campaign:
                     title=title,
                     outcomes=outcomes,
                 ),
+                reads=True,
             )
 
         # A thread that is left behind would replace what the next call writes.
         return await run_cancellable(write)
 
     async def _reading(self, work: Callable[[CampaignLedger], T]) -> T:
-        return await in_thread(with_ledger, self.ledger, work)
+        return await in_thread(partial(with_ledger, self.ledger, work, reads=True))
 
 
 def _always(_: int) -> bool:

@@ -67,7 +67,7 @@ def _schemas() -> tuple[Any, Any]:
 def stream_of_pairs(path: Path, requested: object) -> object:
     """Return what `pairs.parquet` would hold now as a stream of the Arrow C interface."""
     ledger, (_, schema) = CampaignLedger(path), _schemas()
-    ledger.open()  # here, so that its error is raised as it is
+    ledger.open(reads=True)  # here, so that its error is raised as it is
 
     def batches() -> Iterator[Any]:
         try:

@@ -335,11 +335,11 @@ class CampaignLedger(LedgerFile):
                 yield some
 
 
-def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T]) -> T:
+def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T], *, reads: bool = False) -> T:
     """Call a function with a ledger that is open, and close it."""
     ledger = CampaignLedger(path)
     try:
-        ledger.open()
+        ledger.open(reads=reads)
         return work(ledger)
     finally:
         ledger.close()

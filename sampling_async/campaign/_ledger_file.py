@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from sampling_async._contract.errors import JournalError
 from sampling_async._contract.records import hidden
-from sampling_async._journal.database import connected, failing, make_durable, transaction
+from sampling_async._journal.database import connected, connected_to_read, failing, make_durable, transaction
 from sampling_async._journal.lock import JournalLock
 from sampling_async._private_files import make_private
 
@@ -182,8 +182,8 @@ class LedgerFile:
     def __repr__(self) -> str:
         return f"<Ledger {self.path}>"
 
-    def open(self, *, make: bool = False) -> None:
-        """Open the file; with `make`, make it if there is none."""
+    def open(self, *, make: bool = False, reads: bool = False) -> None:
+        """Open the file; with `make`, make it if there is none; with `reads`, change nothing."""
         if self._database is not None:
             return
         with self._failing("cannot be opened"):
@@ -192,20 +192,25 @@ class LedgerFile:
                     make_private(self.path)
             elif not self.path.is_file():
                 raise LedgerError("does not exist: call plan() first", path=self.path)
-            database = connected(self.path, _BUSY_SECONDS)
+            database = (connected_to_read if reads else connected)(self.path, _BUSY_SECONDS)
             try:
-                self._check(database)
-                make_durable(database, _BUSY_SECONDS)
+                is_made = self._check(database, reads=reads)
+                if not reads:
+                    make_durable(database, _BUSY_SECONDS)
             except BaseException:
                 database.close()
                 raise
             self._database, self._file = database, self.path.stat()
             self._abandon_if_closed()
-        self.plan = int(self.fact("plan") or 0)
+        if is_made:
+            self.plan = int(self.fact("plan") or 0)
 
-    def _check(self, database: sqlite3.Connection) -> None:
+    def _check(self, database: sqlite3.Connection, *, reads: bool) -> bool:
+        """Return whether it has tables; make them if there are none, unless it is only read."""
         tables = "SELECT count(*) FROM sqlite_master"
         if not database.execute(tables).fetchone()[0]:
+            if reads:
+                return False
             with transaction(database):
                 # Another process may have been quicker.
                 if not database.execute(tables).fetchone()[0]:
@@ -217,6 +222,7 @@ class LedgerFile:
             raise LedgerError("is a database of something else; name another file", path=self.path)
         if form != _FORM:
             raise LedgerError(f"has form {form}, and this version reads form {_FORM}", path=self.path)
+        return True
 
     def close(self, *, removed: bool = False) -> None:
         """Close the file, and release it for other runs; with `removed`, remove it before."""

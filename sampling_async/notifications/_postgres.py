@@ -46,7 +46,7 @@ _OTHER_DSN: Final = re.compile(
 )
 # Parameters of other drivers, and what libpq has in their place.
 _NOT_OF_LIBPQ: Final = {
-    "pgbouncer": "leave it out, and set pool_mode = session in PgBouncer",
+    "pgbouncer": "leave it out",
     "ssl": "write sslmode=require, or sslmode=verify-full",
     "currentSchema": "write schema=name",
     "search_path": "write schema=name",
@@ -80,7 +80,8 @@ class PostgresStore(SqlStore):
     A transaction is on the disk when it ends. While the database is away, an inbox opens and answers 503; it
     connects again by itself. The tables are in a schema of their own, which is made if there is none.
 
-    The clocks of the hosts must agree within some seconds. Behind PgBouncer it needs `pool_mode = session`.
+    The clocks of the hosts must agree within some seconds. It keeps nothing in a session, so it may be behind
+    PgBouncer in the modes `transaction` and `session`.
 
     Args:
         dsn: The address, as libpq has it: `postgresql://user@host:5432/database?sslmode=verify-full`. What is
@@ -187,17 +188,22 @@ class PostgresStore(SqlStore):
 
     @contextmanager
     def connection(self) -> Generator[Any]:
-        """Return a block with a new connection of psycopg, in autocommit mode, for tables of your own.
+        """Return a block with a new connection of psycopg in a transaction, for tables of your own.
 
-        Its statements may take `timeout` seconds, and its search path is the schema.
+        Its statements may take `timeout` seconds, and its search path is the schema. What was done is stored
+        when the block ends; if it raises, nothing is.
 
         Raises:
-            StoreError: The database cannot be reached.
+            StoreError: The database cannot be reached or written, or the end of the transaction has no answer.
         """
         with self.failing("cannot be reached"):
             made = _driver().new_connection(self._options, self.schema, seconds=self.timeout)
         with closing(made):
-            yield made
+            with self.failing("cannot be written"):
+                made.begin()
+                yield made
+            with self.failing("may have been written, or not"):
+                made.commit_begun()
 
     def _error(self, reason: str, *, permanent: bool = False) -> StoreError:
         return StoreError(f"the store {self._shown} {reason}", permanent=permanent)
@@ -225,6 +231,8 @@ class PostgresStore(SqlStore):
                 if form != FORM:
                     if form == 0:
                         self._make_schema(connection)
+                    else:  # it had no primary key
+                        connection.run("ALTER TABLE store REPLICA IDENTITY FULL")
                     make_tables(connection.run, form, id=_ID, bytes="BYTEA", rowid=_ROWID)
                     connection.run("UPDATE store SET form = ?", (FORM,))
                 connection.commit_begun()
@@ -234,7 +242,7 @@ class PostgresStore(SqlStore):
         # Who may not make schemas may be given one: then IF NOT EXISTS would be refused.
         if connection.run("SELECT to_regnamespace(?) IS NULL", (self.schema,)).fetchone() == (True,):
             connection.run(f'CREATE SCHEMA "{self.schema}"')
-        connection.run("CREATE TABLE store (application TEXT NOT NULL, form BIGINT NOT NULL)")
+        connection.run("CREATE TABLE store (application TEXT PRIMARY KEY, form BIGINT NOT NULL)")
         connection.run("INSERT INTO store (application, form) VALUES (?, ?)", (_APPLICATION, FORM))
 
     def _form(self, connection: LimitedConnection) -> int:
@@ -252,9 +260,7 @@ class PostgresStore(SqlStore):
             rows = connection.run("SELECT to_json(s) FROM store AS s LIMIT 2").fetchall()
         if len(rows) != 1 or rows[0][0].get("application") != _APPLICATION:
             raise self._error("is a schema of something else; name another one", permanent=True)
-        form = int(rows[0][0]["form"])
-        require_known(form, f"the store {self._shown}")
-        return form
+        return require_known(rows[0][0].get("form"), f"the store {self._shown}", lowest=1)
 
     # --- Statements
 
@@ -301,8 +307,11 @@ class PostgresStore(SqlStore):
         return self._writer.run(query, values)
 
     @contextmanager
-    def reading(self, what: str, *, is_long: bool = False) -> Generator[Callable[..., Any]]:
+    def reading(
+        self, what: str, *, is_long: bool = False, writes: bool = False
+    ) -> Generator[Callable[..., Any]]:
         """Return a block with a function that runs a statement on a separate connection."""
+        del writes  # each connection may
         with self.failing(what):
             connection = None if is_long else self._idle_reader()
             if connection is None:
@@ -324,7 +333,7 @@ class PostgresStore(SqlStore):
         if connection is None:
             return None
         try:
-            connection.run("SELECT 1")
+            connection.execute("SELECT 1")
         except Exception:  # noqa: BLE001  the server was restarted, say: then there is a new one
             connection.close()
             return None

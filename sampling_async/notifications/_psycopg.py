@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import time
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import FloatDumper, Int8Dumper
 
 from sampling_async.notifications._store import StoreConflictError, StoreError
@@ -20,21 +20,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _EXTRA_SECONDS: Final = 2.0  # the server ends a statement by itself before
 _CONFLICTS: Final = {"40001", "40P01"}  # a serialization failure, a deadlock
-_PERMANENT: Final = ("28", "3D", "3F", "42")  # classes of errors: who, which database, schema, permission
-# What libpq says if another attempt to connect cannot help: it gives no code then.
-_REFUSED: Final = re.compile(r"authentication|no password|does not exist|pg_hba|invalid .* value|certificate")
+# Classes of errors: what it cannot do, who, which database, schema, permission.
+_PERMANENT: Final = ("0A", "28", "3D", "3F", "42")
 _SETTINGS: Final = """
-SELECT set_config('search_path', ?, false), set_config('statement_timeout', ?, false),
-    set_config('lock_timeout', ?, false), set_config('idle_in_transaction_session_timeout', ?, false),
-    set_config('default_transaction_isolation', 'read committed', false),
-    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
+SELECT set_config('search_path', '"{schema}"', {local}), set_config('statement_timeout', '{limit}', {local}),
+    set_config('lock_timeout', '{limit}', {local}),
+    set_config('idle_in_transaction_session_timeout', '{seconds:.3f}s', {local}),
+    set_config('default_transaction_isolation', 'read committed', {local}),
+    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), {local})
 """
 
 
 def options_of(dsn: str) -> dict[str, Any] | None:
     """Return the parts of an address; None if it cannot be read."""
     with suppress(psycopg.Error):
-        return dict(conninfo_to_dict(dsn))
+        options = dict(conninfo_to_dict(dsn))
+        # Values too, without a network: no server is in this folder.
+        local = make_conninfo("", **{**options, "host": "/dev/null", "hostaddr": "", "port": ""})
+        if psycopg.pq.PGconn.ping(local.encode()) != psycopg.pq.Ping.NO_ATTEMPT:
+            return options
     return None
 
 
@@ -50,6 +54,8 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A connection without a transaction of its own, on which each statement may take only so long."""
 
     limit: float | None = None
+    is_pooled = False
+    beginning = b"BEGIN"
 
     def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
         """Wait for the server as psycopg does, but no longer than the limit."""
@@ -59,16 +65,23 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
 
     def run(self, query: str, values: Sequence[object] = ()) -> psycopg.Cursor[tuple[Any, ...]]:
         """Run a statement, with a `?` for each value."""
-        return self.execute(_translated(query), values)
+        if query == "BEGIN":
+            return self.begin()
+        if not self.is_pooled or self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            return self.execute(_translated(query), values)
+        self.begin()
+        cursor = self.execute(_translated(query), values)
+        self.commit_begun()
+        return cursor
 
-    def begin(self) -> None:
+    def begin(self) -> psycopg.Cursor[tuple[Any, ...]]:
         """Begin a transaction."""
-        self.run("BEGIN")
+        return self.execute(self.beginning, prepare=False)  # it may be several statements
 
     def commit_begun(self) -> None:
         """Store what was done since `begin`."""
         # After an error that somebody has swallowed, the server ends the transaction by undoing it.
-        if self.run("COMMIT").statusmessage != "COMMIT":
+        if self.execute("COMMIT").statusmessage != "COMMIT":
             raise psycopg.OperationalError("the transaction was undone")
 
     def undo(self) -> None:
@@ -76,7 +89,7 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         try:
             # While a statement runs that took too long, ROLLBACK would have to wait for it.
             if self.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
-                self.run("ROLLBACK")
+                self.execute("ROLLBACK")
                 return
         except psycopg.Error:
             pass
@@ -122,18 +135,59 @@ def new_connection(
     }
     connection = LimitedConnection.connect(**given, autocommit=True)
     try:
+        _check_encoding(connection.info.parameter_status("server_encoding"))
         # Without types the server takes them from the columns, and a statement is the same for all values.
         connection.adapters.register_dumper(int, _UntypedInt)
         connection.adapters.register_dumper(float, _UntypedFloat)
         connection.limit = seconds + _EXTRA_SECONDS
         limit = "0" if is_long else f"{seconds:.3f}s"
-        connection.run(_SETTINGS, (f'"{schema}"', limit, limit, f"{seconds:.3f}s"))
+        settings = partial(_SETTINGS.format, schema=schema, limit=limit, seconds=seconds)
+        if connection.execute("SELECT pg_backend_pid()").fetchone() == (connection.info.backend_pid,):
+            connection.execute(settings(local="false").encode())
+        else:
+            # A pooler: the next transaction may be on another connection to the server, so each one says it all
+            connection.beginning = f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings(local='true')}".encode()
+            connection.is_pooled = True
+            _check_pooler(connection)
         if is_long:
             connection.limit = None
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _check_encoding(encoding: str | None) -> None:
+    # Others lack characters, so that one row would take its transaction with it; SQL_ASCII takes any bytes.
+    if encoding not in (None, "UTF8"):
+        raise psycopg.errors.FeatureNotSupported(
+            f"the database is of encoding {encoding}, which cannot hold every text; make one of encoding UTF8:"
+            " CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
+        )
+
+
+def _check_pooler(connection: LimitedConnection) -> None:
+    connection.prepare_threshold = None  # what is prepared stays with one of its connections to the server
+    try:
+        connection.begin()
+    except psycopg.errors.ProtocolViolation as exc:  # it has answered a statement, and refuses a transaction
+        reason = f"a pooler stands before it, which needs pool_mode = transaction or session: {exc}"
+        raise psycopg.errors.FeatureNotSupported(reason) from None
+    connection.commit_begun()
+
+
+def _is_refused(exc: psycopg.Error) -> bool:
+    """Return whether a server has refused whoever connects; libpq keeps its SQLSTATE to itself then.
+
+    Only a server's text stands behind a colon and two spaces. Its language may be any, but it names the user or
+    the database if these are refused, and neither if the server is busy, is starting or is a standby.
+    """
+    connection = exc.pgconn
+    if connection is None:
+        return False
+    said = connection.error_message.partition(b":  ")[2].decode(errors="replace").strip()
+    names = [re.escape(name.decode()) for name in (connection.user, connection.db) if name]
+    return bool(connection.needs_password or re.search(rf"[^\w\s]\s?({'|'.join(names)})\s?([^\w\s]|$)", said))
 
 
 @contextmanager
@@ -150,7 +204,7 @@ def failing(what: str, store: str) -> Generator[None]:
         state = exc.sqlstate or ""
         reason = " ".join((exc.diag.message_primary or str(exc)).split())
         kind = StoreConflictError if state in _CONFLICTS else StoreError
-        permanent = state.startswith(_PERMANENT) or (not state and _REFUSED.search(reason) is not None)
+        permanent = state.startswith(_PERMANENT) or (not state and _is_refused(exc))
         error = kind(f"the store {store} {what}: {reason}", permanent=permanent)
     else:
         return

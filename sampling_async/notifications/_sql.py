@@ -72,12 +72,15 @@ class SqlStore(Store):
         """Run a statement inside `transaction()`, and return its cursor."""
 
     @abstractmethod
-    def reading(self, what: str, *, is_long: bool = False) -> AbstractContextManager[Callable[..., Any]]:
+    def reading(
+        self, what: str, *, is_long: bool = False, writes: bool = False
+    ) -> AbstractContextManager[Callable[..., Any]]:
         """Return a block with a function that runs a statement, each in a transaction of its own.
 
         Args:
             what: What has failed if it raises, as in "cannot be read".
             is_long: Whether the statements may take longer than others.
+            writes: Whether they change something after all.
         """
 
     def in_parts(self, run: Callable[..., Any], query: str) -> Iterator[Any]:
@@ -292,7 +295,7 @@ class SqlStore(Store):
             StoreError: The store cannot be read or written.
         """
         count, moment = 0, moment_of(before, "before")
-        with self.reading("cannot be pruned", is_long=True) as run:
+        with self.reading("cannot be pruned", is_long=True, writes=True) as run:
             # In small transactions, so that other writers get a turn.
             while deleted := run(
                 "DELETE FROM receipts WHERE id IN (SELECT id FROM receipts AS r WHERE at < ? AND NOT EXISTS"

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sampling_async._contract.records import safe_repr
-from sampling_async._journal.database import connected, failing, make_durable, patiently, transaction
+from sampling_async._journal.database import (
+    connected,
+    connected_to_read,
+    failing,
+    make_durable,
+    patiently,
+    transaction,
+)
 from sampling_async._private_files import make_private
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._store import StoreError
@@ -83,11 +90,10 @@ class SqliteStore(SqlStore):
         """Return the form of the tables in the file; 0 if there are none."""
         tables: int = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         application: int = database.execute("PRAGMA application_id").fetchone()[0]
-        form: int = database.execute("PRAGMA user_version").fetchone()[0]
+        form = database.execute("PRAGMA user_version").fetchone()[0]
         if tables and application != _APPLICATION:
             raise StoreError(f"{self.path} is a database of something else; name another file")
-        require_known(form, f"the store {self.path}")
-        return form
+        return require_known(form, f"the store {self.path}")
 
     def close(self) -> None:
         database, self._database = self._database, None
@@ -123,12 +129,18 @@ class SqliteStore(SqlStore):
         return self._open.execute(query, values)
 
     @contextmanager
-    def reading(self, what: str, *, is_long: bool = False) -> Generator[Callable[..., Any]]:
+    def reading(
+        self, what: str, *, is_long: bool = False, writes: bool = False
+    ) -> Generator[Callable[..., Any]]:
         """Return a block with a function that runs a statement on a connection of its own."""
         del is_long  # SQLite has no limit
-        with self._failing(what), closing(self._connected()) as database:
-            if self._form(database):
-                self._make_tables(database)
+        with self._failing(what), ExitStack() as blocks:
+            database = blocks.enter_context(closing(connected_to_read(self.path, _BUSY_SECONDS)))
+            form = self._form(database)
+            if writes or 0 < form < FORM:
+                database = blocks.enter_context(closing(self._connected()))
+                if form:
+                    self._make_tables(database)
             yield database.execute
 
     def _receipt_numbers(self, count: int) -> Iterable[int]:

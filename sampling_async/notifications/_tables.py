@@ -126,13 +126,20 @@ OVERRULED: Final = "-overruled"
 """What the key of a correction of a terminate has behind the key of that terminate."""
 
 
-def require_known(form: int, store: object) -> None:
-    """Refuse a store of a form that this version does not know."""
+def require_known(form: object, store: object, lowest: int = 0) -> int:
+    """Return the form of a store; refuse one that this version does not know."""
+    if type(form) is not int or form < lowest:
+        raise StoreError(
+            f"{store} says that its form is {form!r:.60}, and not a number from 1 to {FORM}: somebody has"
+            " changed it; bring back a copy of the store, or name another one",
+            permanent=True,
+        )
     if form > FORM:
         raise StoreError(
             f"{store} was made by a newer version (form {form}); this one reads form {FORM}",
             permanent=True,
         )
+    return form
 
 
 # --- Hits as rows
