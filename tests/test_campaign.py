@@ -14,6 +14,7 @@ from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import date
 from types import SimpleNamespace
+from uuid import UUID
 
 import anyio
 import pyarrow as pa
@@ -186,6 +187,24 @@ async def test_panels_come_from_files_queries_tables_and_functions(sim, tmp_path
             campaign = campaign_of(sim, client, tmp_path, panel=panel, ledger=tmp_path / f"{number}.ledger")
             plans.append(await campaign.plan())
     assert all(plan == plans[0] for plan in plans)
+
+
+async def test_member_codes_of_a_panel_may_be_uuids(sim, tmp_path):
+    table = panel_table(sim).drop_columns(["participations", "member_code"])
+    uuids = [UUID(int=number) for number in range(len(table))]
+    table = table.append_column("id", pa.array([each.bytes for each in uuids], pa.uuid()))
+    file = tmp_path / "panel.parquet"
+    pq.write_table(table, file)
+    async with sim.client() as client:
+        for panel in (table, file):
+            ledger = tmp_path / f"{type(panel).__name__}.ledger"
+            campaign = campaign_of(
+                sim, client, tmp_path, panel=panel, ledger=ledger, columns={"id": "member_code"}
+            )
+            assert (await campaign.plan()).members == len(uuids)
+            planned = {code for (code,) in rows(ledger, "SELECT code FROM members")}
+            assert planned
+            assert planned <= set(map(str, uuids))
 
 
 async def test_columns_can_have_other_names(sim, tmp_path):

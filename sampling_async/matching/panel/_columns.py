@@ -23,6 +23,7 @@ from sampling_async.matching.panel._arrow import (
     is_null,
     is_text,
     pa,
+    settled_column,
 )
 from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import PanelColumns
@@ -254,7 +255,7 @@ NOBODY: Final = Several(_NOTHING, _NOTHING)
 
 
 def member_codes(batch: Any, first: int) -> Any:
-    column = batch.column(MEMBER_CODE)
+    column = settled_column(batch.column(MEMBER_CODE))
     if column.type.id == DICTIONARY:
         column = column.dictionary_decode()
     if not is_text(column.type):

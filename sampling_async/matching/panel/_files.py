@@ -17,7 +17,7 @@ import numpy as np
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async.matching.panel._arrow import is_text, pa
+from sampling_async.matching.panel._arrow import is_text, pa, settled
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -397,7 +397,7 @@ def _must_only_read(query: str, statements: Sequence[Any], select: Any) -> None:
 
 def _with_read_errors(batches: Iterable[Any], panel: object) -> Iterator[Any]:
     with read_errors(str(panel)):
-        yield from batches
+        yield from map(settled, batches)
 
 
 def _renamed(batch: Any, renamed: Mapping[str, str]) -> Any:
