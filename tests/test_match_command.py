@@ -415,7 +415,7 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
         (["empty.csv"], "empty.csv"),
         (["unknown.csv"], "unknown.csv: the panel has no column for any question of the inventory, such as"),
         (["unknown.csv"], "Name the columns: --column 1001007=NAME"),
-        (["twice.csv", "--top", "1"], "several columns '1001538'"),
+        (["twice.csv", "--top", "1"], "twice.csv has 2 columns '1001538'"),
         (["broken.parquet"], "broken.parquet"),
         (["broken.jsonl"], "broken.jsonl, line 2: each line of a panel must be a JSON object"),
         (["unknown.jsonl"], "the panel has no column for any question of the inventory"),

@@ -376,3 +376,15 @@ def test_a_missing_uuid_is_a_missing_member_code():
     table = pa.table({"member_code": pa.array([*_BYTES[:1], None], pa.uuid()), str(GENDER): [MALE] * 2})
     with pytest.raises(InvalidRequestError, match="row 1 of the panel has no member_code"):
         PanelMatcher(_MEN, TopK(1)).run(table).read_all()
+
+
+@pytest.mark.parametrize("twice", ["member_code", str(POSTAL)])
+def test_a_needed_column_that_stands_there_twice_is_refused_and_another_one_is_not(twice):
+    matcher = PanelMatcher(QuotaIndex([survey(quota([sub_quota(row(POSTAL, "1"))]))]), TopK(1))
+    names = ["member_code", str(POSTAL)]
+    table = pa.Table.from_arrays([pa.array(["1"])] * 3, names=[*names, twice])
+    with pytest.raises(InvalidRequestError, match=f"several columns '{twice}': rename or drop"):
+        matcher.run(table).read_all()
+    assert (
+        len(matcher.run(pa.Table.from_arrays([pa.array(["1"])] * 4, names=[*names, "x", "x"])).read_all()) == 1
+    )

@@ -390,5 +390,7 @@ def _offered_less(batch: Any, surveys: Mapping[str, set[int]], left: Mapping[str
         excluded.append(sorted({*(had or ()), *surveys.get(code, ())}))
         invites.append(min((each for each in (most, left.get(code)) if each is not None), default=None))
     new = {EXCLUDED: pa.array(excluded, pa.list_(pa.int64())), INVITES_LEFT: pa.array(invites, pa.int64())}
-    rest = {name: batch.column(name) for name in batch.schema.names if name not in new}
-    return pa.record_batch([*rest.values(), *new.values()], names=[*rest, *new])
+    # By place: of the columns that matching does not need, several may have the same name.
+    rest = [at for at, name in enumerate(batch.schema.names) if name not in new]
+    columns = [*map(batch.column, rest), *new.values()]
+    return pa.record_batch(columns, names=[*(batch.schema.names[at] for at in rest), *new])

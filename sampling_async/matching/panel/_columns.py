@@ -72,9 +72,6 @@ class Several(NamedTuple):
 def columns_of(schema: Any, source: CompactInventory) -> PanelColumns:
     """Return which of the columns that an inventory needs a panel has."""
     names = schema.names
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise InvalidRequestError(f"the panel has several columns {twice[0]!r}: rename or drop all but one")
     kinds = dict(zip(names, schema.types, strict=True))
     present = frozenset(id_ for id_ in source.classes if str(id_) in kinds)
     return PanelColumns(
