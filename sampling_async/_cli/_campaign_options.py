@@ -11,7 +11,7 @@ from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli._match_options import MatchOptions
-from sampling_async._cli._options import given
+from sampling_async._cli._options import beyond, given
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +59,13 @@ def _parsed(name: str, text: str, option: str) -> Any:
         return text
     parse: Callable[[str], float] = int if name in {"concurrency", "max_invites"} else float
     try:
-        return parse(text)
+        value = parse(text)
     except ValueError:
         kind = "a whole number" if parse is int else "a number"
         raise InvalidRequestError(f"{option} must be {kind} or {_NONE}, not {text[:_SHOWN]!r}") from None
+    if wrong := beyond(value, is_count=True):
+        raise InvalidRequestError(f"{option} {text[:_SHOWN]} {wrong}; {_NONE} takes it away")
+    return value
 
 
 @frozen(kw_only=True)
@@ -82,7 +85,9 @@ class Settings:
     overshoot: float | None = _of_plan(
         "X", "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1."
     )
-    rate: float | None = _of_plan("X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.")
+    rate: float | None = _of_plan(
+        "X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.", max=1
+    )
     rates_from: str | None = _of_plan(
         "FILE|ADDRESS",
         "The store of `notifications serve`: the share of invites that ended in a complete so far counts in "
@@ -171,7 +176,9 @@ class RunOptions:
         "FILE",
         "Plan with the inventory of a file, as `quotas` writes it; - for stdin. Default: ask the service.",
     )
-    workers: int | None = _of_plan("N", "The number of processes that match. Default: all cores.", min=1)
+    workers: int | None = _of_plan(
+        "N", "The number of processes that match. Default: all cores.", min=1, max=1024
+    )
     dry_run: bool = given("", "Plan, show the plan, and request nothing.", "--dry-run", default=False)
     yes: bool = given("", "Do not ask before the first run.", "--yes", "-y", default=False)
     as_json: bool = given("", "Print JSON lines, on a terminal too.", "--json", default=False)

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sampling_async._cli._connection import CONNECTION, ended_by_failure
+from sampling_async._cli._options import beyond
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -190,6 +191,19 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> Any:
         return _without_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, and refuse numbers that no option or argument can mean."""
+        rest = super().parse_args(ctx, args)
+        params: list[Any] = list(self.params)
+        for each in params:
+            given = ctx.params.get(each.name)
+            for value in given if isinstance(given, list | tuple) else (given,):
+                # An ID and a seed may be as large as the service and the generators take them.
+                is_count = each.metavar == "N" and each.name != "seed"
+                if isinstance(value, int | float) and (wrong := beyond(value, is_count=is_count)):
+                    raise typer.BadParameter(f"{value} {wrong}", ctx=ctx, param=each)
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, and end the program if that fails."""

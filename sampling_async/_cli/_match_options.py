@@ -52,7 +52,7 @@ class MatchOptions:
     at_least_one: bool = given(
         "", "A member may fit several sub-quotas of a layer.", "--at-least-one", default=False
     )
-    workers: int | None = given("N", "The number of processes. Default: all cores.", min=1)
+    workers: int | None = given("N", "The number of processes. Default: all cores.", min=1, max=1024)
     as_json: bool = given("", "Print JSON lines, on a terminal too.", "--json", default=False)
 
     @property

@@ -109,7 +109,7 @@ def simulate(
     port: Annotated[int, option("N", "The port; 0 for any free one.", min=0, max=65535)] = 8080,
     host: Annotated[str, option("ADDRESS", "The address to listen on.")] = "127.0.0.1",
     seed: Annotated[int, option("N", "Seed of the random data. The same seed gives the same data.")] = 0,
-    surveys: Annotated[int, option("N", "The number of surveys.", min=1)] = 20,
+    surveys: Annotated[int, option("N", "The number of surveys.", min=1, max=100_000)] = 20,
     members: Annotated[
         list[str] | None,
         option(
@@ -119,7 +119,7 @@ def simulate(
         ),
     ] = None,
     panels: Annotated[
-        int, option("N", "The number of panels of one partner, each with a Guid and members.", min=1)
+        int, option("N", "The number of panels of one partner, each with a Guid and members.", min=1, max=1000)
     ] = 1,
     profiles: Annotated[
         Path | None, option("FILE", "Write a file of profiles p1, p2 ..., one for each panel.")
@@ -352,8 +352,8 @@ def _show_service(simulator: Any, base_url: str, files: tuple[Path, ...], profil
 @takes(quietable=True)
 def demo(
     *,
-    members: Annotated[int, option("N", "The number of members.", min=1)] = 600,
-    surveys: Annotated[int, option("N", "The number of surveys.", min=1)] = 120,
+    members: Annotated[int, option("N", "The number of members.", min=1, max=_MOST_MEMBERS)] = 600,
+    surveys: Annotated[int, option("N", "The number of surveys.", min=1, max=100_000)] = 120,
     seed: Annotated[int, option("N", "Seed of the simulated service.")] = 7,
     faults: Annotated[
         bool, flag("Let the service sometimes answer 503 or drop a connection.", "--faults")
