@@ -301,3 +301,22 @@ def test_a_sample_that_no_memory_holds_is_refused(panel):
 @pytest.mark.parametrize("option", ["--top", "--requests", "--allocate"])
 def test_the_largest_number_that_an_option_takes_is_no_fault(panel, option):
     assert run("match", panel, option, 2**31 - 1).exit_code == 0
+
+
+def test_rows_go_to_one_place(panel, tmp_path):
+    result = run("match", panel, "--csv", "--output", tmp_path / "rows.csv")
+    assert (result.exit_code, "--output" in result.stderr, "--csv" in result.stderr) == (2, True, True)
+    result = run("outcomes", "--store", tmp_path / "new.db", "--csv", "--output", tmp_path / "rows.parquet")
+    assert (result.exit_code, "--output" in result.stderr, "--csv" in result.stderr) == (2, True, True)
+    assert not list(tmp_path.glob("rows.*"))
+
+
+@pytest.mark.parametrize("columns", ["0", "00", "-5", "1", "many", "\u00b2", "9" * 12, ""])
+def test_a_size_of_the_terminal_that_is_none_is_ignored(sim, monkeypatch, columns):
+    on_terminal(monkeypatch)
+    expected = run("quotas").stdout
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+    assert run("quotas").stdout == expected
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "Usage" in run("--help").stdout

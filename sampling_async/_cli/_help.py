@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
 _TABLES_FROM: Final = 72
+_DIGITS: Final = 5
 
 _WITH_CONNECTION: Final = "quotas"
 _HEADING: Final = "Connection, after each command that calls the service"
@@ -235,6 +237,13 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     _more: tuple[Any, ...] = ()  # options that only the help shows
 
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Run the program; a size of the terminal that nothing could be read on is ignored."""
+        for name, least in (("COLUMNS", 20), ("LINES", 2)):
+            if name in os.environ and not _is_size(os.environ[name], least):
+                del os.environ[name]
+        return super().main(*args, **more)
+
     def get_params(self, ctx: Any) -> Any:
         return [*_without_types(super().get_params(ctx)), *self._more]
 
@@ -286,6 +295,10 @@ def page_of(command: str) -> str:
             if label == "Documentation" and not address.rstrip("/").endswith(".example"):  # which is nowhere
                 return f"{address.rstrip('/')}/{page}"
     return f"docs/{page.removesuffix('.html')}.md"
+
+
+def _is_size(text: str, least: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _DIGITS and int(text) >= least
 
 
 def _no_type(**_: Any) -> str:

@@ -64,7 +64,9 @@ def _flag_of_many(name: str, help_text: str, *names: str) -> inspect.Parameter:
 _QUIET: Final = _flag_of_many(
     "quiet", "Write no progress, notes and summaries to stderr. Warnings and errors remain.", "--quiet", "-q"
 )
-_CSV: Final = _flag_of_many("as_csv", "Print CSV, on a terminal too.", "--csv")
+_CSV: Final = _flag_of_many(
+    "as_csv", "Print CSV, on a terminal too. Cells are not changed: open it with all columns as text.", "--csv"
+)
 
 
 def takes(
