@@ -523,7 +523,7 @@ def test_a_ledger_that_does_not_know_its_panel_is_topped_up_with_one(service):
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sampling_async.campaign", None)
-    assert "python -m pip install 'sampling-async[panel]'" in campaign("status", "out", code=2).stderr
+    assert 'python -m pip install "sampling-async[panel]"' in campaign("status", "out", code=2).stderr
 
 
 def test_only_what_writes_a_report_needs_jinja2(service, monkeypatch):

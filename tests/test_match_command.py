@@ -20,6 +20,7 @@ from matching_kit import AGE
 from panel_kit import divide
 
 from sampling_async import InviteRequest, Quotas, from_json, to_json
+from sampling_async._contract.extras import install
 from sampling_async.matching import Allocate, PanelMatcher, QuestionKinds, QuotaIndex
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
@@ -493,15 +494,13 @@ def test_a_missing_extra_is_named_with_what_to_install(panel, missing):
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert ran.returncode == 2
-    assert (
-        ran.stderr == f"sampling-async: match needs {missing}: python -m pip install 'sampling-async[panel]'\n"
-    )
+    assert ran.stderr == f"sampling-async: match needs {missing}: {install('panel')}\n"
 
 
 def test_a_query_without_duckdb_says_what_to_install(panel, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     result = run("SELECT 1", code=2)
-    assert "a query needs duckdb: python -m pip install 'sampling-async[duckdb]'" in result.stderr
+    assert f"a query needs duckdb: {install('duckdb')}" in result.stderr
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])

@@ -14,6 +14,7 @@ from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import argument, flag, option, takes
 from sampling_async._cli._tally import USAGE
+from sampling_async._contract.extras import install
 
 _DEFAULT: Final = "run"
 _SIMILAR: Final = 0.75
@@ -201,4 +202,4 @@ def _loaded(*others: str, module: str = "_campaign_folders") -> Any:
             import_module(name)
         return import_module(f"sampling_async._cli.{module}")
     except ModuleNotFoundError as exc:
-        fail(f"campaign needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
+        fail(f"campaign needs {exc.name}: {install('panel')}", USAGE)

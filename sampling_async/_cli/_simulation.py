@@ -25,6 +25,7 @@ from sampling_async._cli._match_options import bands_file, check_place
 from sampling_async._cli._options import flag, given, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._contract.checks import count_of
+from sampling_async._contract.extras import install
 from sampling_async._private_files import written_whole
 from sampling_async._profiles.file import toml_of
 from sampling_async._profiles.record import PanelProfile
@@ -211,9 +212,7 @@ def _check_panel_file(output: Path) -> None:
         )
     check_place("--members", output)
     if suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise InvalidRequestError(
-            f"{output} needs pyarrow: python -m pip install 'sampling-async[panel]'; .jsonl needs nothing"
-        )
+        raise InvalidRequestError(f"{output} needs pyarrow: {install('panel')}; .jsonl needs nothing")
 
 
 def write_panel(members: Iterable[SimulatedMember], output: Path) -> None:
@@ -399,4 +398,4 @@ def need_simulator(*others: str) -> None:
     if missing:
         extras = "simulator,panel" if others else "simulator"
         named = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
-        fail(f'this command needs {named}: pip install "sampling-async[{extras}]"', USAGE)
+        fail(f"this command needs {named}: {install(extras)}", USAGE)

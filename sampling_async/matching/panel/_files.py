@@ -18,6 +18,7 @@ import numpy as np
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._contract.extras import install
 from sampling_async.matching.panel._arrow import is_text, pa, settled
 
 if TYPE_CHECKING:
@@ -403,9 +404,7 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     try:
         duckdb: Any = import_module("duckdb")
     except ModuleNotFoundError:
-        raise InvalidRequestError(
-            "a query needs duckdb: python -m pip install 'sampling-async[duckdb]'"
-        ) from None
+        raise InvalidRequestError(f"a query needs duckdb: {install('duckdb')}") from None
     try:
         database = duckdb.connect()
         # The names of tables are not taken for variables of this module, and no foreign code is loaded.
