@@ -28,7 +28,7 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import Call, Reply
-from sampling_async._contract.statuses import OK
+from sampling_async._contract.statuses import ANSWERS, OK
 from sampling_async._pacing.background import is_foreign_cancellation
 from sampling_async._pacing.blocks import Block, DeadlineScopes
 from sampling_async._pacing.loops import running_loop
@@ -309,7 +309,7 @@ class Session:
         body = LimitedBody(response, *self._limits.of(call.endpoint))
         track.raw_headers = response.headers if body.own is None else body.own.headers
         try:
-            if response.status_code == OK or (body.is_unchanged and call.if_none_match is not None):
+            if response.status_code in ANSWERS or (body.is_unchanged and call.if_none_match is not None):
                 reply = await (read or _read_whole)(body)
             else:
                 reply = await _read_refusal(response, body)
