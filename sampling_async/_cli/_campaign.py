@@ -190,7 +190,8 @@ def compare(
 ) -> None:
     """Show several campaigns side by side: invites, completes, revenue, refusals by code, and what has changed.
 
-    They stand in the order in which they were planned. The page and the JSON have the fill of each quota too.
+    The newest stands first. A campaign that was only planned, with --dry-run, is left out. The page and the
+    JSON have the fill of each quota too.
     """
     _loaded().show_comparison(folders, html, Settings(notifications=notifications), as_json=as_json)
 
