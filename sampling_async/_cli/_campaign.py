@@ -74,8 +74,9 @@ def run(
     The plan is shown first, and on a terminal you are asked whether to go on;
     elsewhere --yes is needed. After a Ctrl-C, an outage or a kill, the same
     command without PANEL goes on where it was. A second Ctrl-C ends it at
-    once. The exit code is 0 if nothing is pending, and 1 if something is, or
-    if the fate of a pair is unknown. Progress is shown on a terminal, and
+    once. The exit code is 0 if nothing is pending, 6 if a cap left pairs
+    pending, and 1 if something else did, or if the fate of a pair is unknown.
+    At the end of --hours it does not end, but waits. Progress is shown on a terminal, and
     elsewhere it is lines of JSON on stdout.
     """
     job = _loaded("jinja2", module="_campaign_run").CampaignJob

@@ -32,7 +32,10 @@ class LimitOptions:
     invites_per_minute: str | None = _limit("N|none", "The most invites a minute.")
     max_invites: str | None = _limit("N|none", "The most invites in all; unknown outcomes count.")
     max_spend: str | None = _limit("X|none", "The most that the invites may cost, see --cost.")
-    hours: str | None = _limit("22:00-06:00|none", "The times of the day between which it sends requests.")
+    hours: str | None = _limit(
+        "22:00-06:00|none",
+        "The times of the day between which it sends requests. Outside of them it waits, and does not end.",
+    )
     zone: str | None = _limit("Europe/Berlin|none", "The time zone of --hours. Default: UTC.")
 
     def changes(self) -> dict[str, Any]:
