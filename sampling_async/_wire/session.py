@@ -8,6 +8,7 @@ was sent.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 import weakref
 from functools import lru_cache, partial
@@ -369,6 +370,7 @@ class Session:
             raise ClientClosedError("the client is closed; make a new one")
         loop = running_loop()
         if self._home.loop is None:
+            _must_not_repeat_a_program()
             self._home.loop = loop
         elif self._home.loop != loop:
             raise InvalidRequestError("this client belongs to another event loop; make a client for each loop")
@@ -422,6 +424,16 @@ def _forms_of(key: Secret, headers: tuple[Secret, ...]) -> tuple[str, ...]:
     """
     texts = [header.reveal() for header in headers if len(header.reveal()) >= _SHORTEST_SECRET]
     return key.reveal(), key.reveal().replace("-", ""), *texts
+
+
+def _must_not_repeat_a_program() -> None:
+    """Refuse to send while multiprocessing starts this process: its parent has sent the same already."""
+    processes: Any = sys.modules.get("multiprocessing.process")
+    if processes is not None and getattr(processes.current_process(), "_inheriting", False):
+        raise InvalidRequestError(
+            "this process is a worker that is being started, and imports the main module of the program for "
+            "that, which would send everything again: put the program's work under `if __name__ == '__main__':`"
+        )
 
 
 async def _read_whole(body: LimitedBody) -> Reply:
