@@ -373,7 +373,10 @@ class Session:
             _must_not_repeat_a_program()
             self._home.loop = loop
         elif self._home.loop != loop:
-            raise InvalidRequestError("this client belongs to another event loop; make a client for each loop")
+            raise InvalidRequestError(
+                "this client belongs to another event loop; make a client for each loop (in "
+                "pytest-asyncio: give the client's fixture and its tests the same loop_scope)"
+            )
         self._over.check_usable()
 
     @property
