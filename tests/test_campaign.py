@@ -364,7 +364,7 @@ async def test_no_file_is_written_where_jinja2_is_missing(sim, tmp_path, monkeyp
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()
-        with pytest.raises(ImportError, match=r"needs jinja2: python -m pip install 'sampling-async\[panel\]'"):
+        with pytest.raises(ImportError, match=r'needs jinja2: python -m pip install "sampling-async\[panel\]"'):
             await campaign.write(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
