@@ -282,7 +282,8 @@ def test_a_number_that_nothing_can_mean_is_a_usage_error_that_names_the_option(s
     options = list(_number_options())
     assert len(options) > 40
     for command, needed, name in options:
-        for number in (2**64, -(2**64), "nan", "1e400", "1e308", "1e-300"):
+        large = () if name in {"--timeout", "--patience"} else (2**64, "1e400", "1e308")  # these may be endless
+        for number in (-(2**64), "nan", "1e-300", *large):
             result = run(*command, *needed, *([name, number] if name.startswith("--") else ["--", number]))
             assert (result.exit_code, name in result.stderr) == (2, True), (
                 command,

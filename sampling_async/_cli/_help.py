@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _TABLES_FROM: Final = 72
 _DIGITS: Final = 5
+_ENDLESS: Final = frozenset({"timeout", "patience"})  # options for which `inf` means: wait for ever
 
 _WITH_CONNECTION: Final = "quotas"
 _HEADING: Final = "Connection, after each command that calls the service"
@@ -203,6 +204,8 @@ class Command(TyperCommand):
             for value in given if isinstance(given, list | tuple) else (given,):
                 # An ID and a seed may be as large as the service and the generators take them.
                 is_count = each.metavar == "N" and each.name != "seed"
+                if each.name in _ENDLESS and value is not None and value > 1:
+                    continue
                 if isinstance(value, int | float) and (wrong := beyond(value, is_count=is_count)):
                     raise typer.BadParameter(f"{value} {wrong}", ctx=ctx, param=each)
         return rest
