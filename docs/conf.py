@@ -46,6 +46,7 @@ nitpick_ignore_regex = [
     ("py:class", "'.*'"),  # values of a Literal
 ]
 default_role = "py:obj"
+smartquotes = False  # it would make a dash of the two hyphens of an option
 
 # --- Markdown ---
 myst_heading_anchors = 4  # [text](page.md#heading), as on the pages of a repository host

@@ -139,15 +139,15 @@ def commands() -> Iterator[str]:
         usage = [f"sampling-async {name}", *map(_usage, arguments), "[OPTIONS]"]
         yield from ("```text", " ".join(usage), "```", "")
         if arguments or own:
-            yield from (row("argument or option", "default", "meaning"), row("---", "---", "---"))
-            yield from (row(f"`{_metavar(each)}`", "", _plain(each.help)) for each in arguments)
+            yield from (row("argument or option", "meaning"), row("---", "---"))
+            yield from (row(f"`{_metavar(each)}`", _plain(each.help)) for each in arguments)
             yield from (_option(each) for each in own if "--help" not in each.opts)
             yield ""
         if calls:
             yield from ("It takes the [connection options](#connection-options) too.", "")
         yield from _examples(command.epilog)
     yield from ("## Connection options", "", "Every command that calls the service takes these.", "")
-    yield from (row("option", "default", "meaning"), row("---", "---", "---"))
+    yield from (row("option", "meaning"), row("---", "---"))
     yield from (_option(each) for each in shared.values())
 
 
@@ -176,11 +176,12 @@ def _usage(argument: Any) -> str:
 def _option(option: Any) -> str:
     names = ", ".join([*option.opts, *option.secondary_opts])
     shown = names if option.is_flag else f"{names} {option.metavar or ''}".strip()
-    default = "" if option.default in {None, False} or not option.show_default else f"`{option.default}`"
     meaning = _plain(option.help)
+    if option.default is not None and option.default is not False and option.show_default:
+        meaning += f" Default: `{option.default}`."
     if option.envvar:
         meaning += f" Environment: `{option.envvar}`."
-    return row(f"`{shown}`", default, meaning)
+    return row(f"`{shown}`", meaning)
 
 
 def _plain(text: str | None) -> str:

@@ -89,13 +89,17 @@ def command_tree():
     return typer.main.get_command(app)
 
 
-def commands(group=None, before=""):
-    """Yield each command with its whole name, and its options."""
+def _names_of_options(command):
+    return {each for option in command.params for each in option.opts}
+
+
+def commands(group=None, before="", of=_names_of_options):
+    """Yield each command with its whole name, and its options; or something else `of` it."""
     for name, command in (group or command_tree()).commands.items():
         if hasattr(command, "commands"):
-            yield from commands(command, f"{before}{name} ")
+            yield from commands(command, f"{before}{name} ", of)
         else:
-            yield f"{before}{name}", {each for option in command.params for each in option.opts}
+            yield f"{before}{name}", of(command)
 
 
 def panel_file(simulator, path: Path) -> Path:

@@ -14,6 +14,7 @@ from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import date
 from types import SimpleNamespace
+from uuid import UUID
 
 import anyio
 import pyarrow as pa
@@ -188,6 +189,24 @@ async def test_panels_come_from_files_queries_tables_and_functions(sim, tmp_path
     assert all(plan == plans[0] for plan in plans)
 
 
+async def test_member_codes_of_a_panel_may_be_uuids(sim, tmp_path):
+    table = panel_table(sim).drop_columns(["participations", "member_code"])
+    uuids = [UUID(int=number) for number in range(len(table))]
+    table = table.append_column("id", pa.array([each.bytes for each in uuids], pa.uuid()))
+    file = tmp_path / "panel.parquet"
+    pq.write_table(table, file)
+    async with sim.client() as client:
+        for panel in (table, file):
+            ledger = tmp_path / f"{type(panel).__name__}.ledger"
+            campaign = campaign_of(
+                sim, client, tmp_path, panel=panel, ledger=ledger, columns={"id": "member_code"}
+            )
+            assert (await campaign.plan()).members == len(uuids)
+            planned = {code for (code,) in rows(ledger, "SELECT code FROM members")}
+            assert planned
+            assert planned <= set(map(str, uuids))
+
+
 async def test_columns_can_have_other_names(sim, tmp_path):
     table = panel_table(sim)
     renamed = table.rename_columns(["age" if name == "1001538" else name for name in table.column_names])
@@ -345,7 +364,7 @@ async def test_no_file_is_written_where_jinja2_is_missing(sim, tmp_path, monkeyp
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()
-        with pytest.raises(ImportError, match=r"needs jinja2: python -m pip install 'sampling-async\[panel\]'"):
+        with pytest.raises(ImportError, match=r'needs jinja2: python -m pip install "sampling-async\[panel\]"'):
             await campaign.write(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sampling_async import (
@@ -355,6 +357,44 @@ def at(text: str) -> float:
 )
 def test_hours_are_those_of_the_zone(hours, zone, now, seconds):
     assert Limits(hours=hours, zone=zone).seconds_closed(at(now)) == seconds
+
+
+_ZONES = [
+    *("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Kathmandu"),
+    *("America/Santiago", "Pacific/Apia", "Pacific/Chatham", "Asia/Tehran", "Africa/Cairo", "UTC"),
+]
+_CHANGES = [  # in Berlin, New York and on Lord Howe, where the clocks change by half an hour
+    *("2026-03-29T01:00:00", "2026-10-25T01:00:00", "2026-03-08T07:00:00", "2026-11-01T06:00:00"),
+    *("2026-04-04T15:00:00", "2026-10-03T15:30:00"),
+]
+_MINUTES = st.integers(0, 24 * 60 - 1)
+
+
+@settings(max_examples=300)
+@given(
+    zone=st.sampled_from(_ZONES),
+    times=st.lists(_MINUTES, min_size=2, max_size=2, unique=True),
+    now=st.builds(
+        lambda change, seconds: at(change) + seconds, st.sampled_from(_CHANGES), st.floats(-30 * 3600, 3 * 3600)
+    )
+    | st.floats(at("2000-01-01T00:00:00"), at("2037-01-01T00:00:00")),
+)
+@example(zone="Europe/Berlin", times=[2 * 60 + 9, 6 * 60], now=at("2026-03-28T22:00:00"))  # in the gap
+@example(zone="Europe/Berlin", times=[2 * 60 + 9, 2 * 60 + 30], now=at("2026-03-28T22:00:00"))  # all of it is
+@example(zone="Europe/Berlin", times=[2 * 60, 2 * 60 + 30], now=at("2026-10-25T00:40:00"))  # twice a night
+@example(zone="Europe/Berlin", times=[60 + 50, 2 * 60 + 30], now=at("2026-10-25T00:40:00"))
+def test_hours_begin_when_the_clocks_of_the_zone_first_show_a_time_within_them(zone, times, now):
+    first, last = times
+    limits = Limits(hours=f"{first // 60:02}:{first % 60:02}-{last // 60:02}:{last % 60:02}", zone=zone)
+
+    def is_open(moment: float) -> bool:
+        wall = datetime.fromtimestamp(moment, ZoneInfo(zone))
+        return (wall.hour * 60 + wall.minute - first) % 1440 < (last - first) % 1440
+
+    closed = limits.seconds_closed(now)
+    assert is_open(now + closed + 1e-3)
+    assert not any(map(is_open, np.arange(now, now + closed - 1e-3, 60)))
+    assert closed == 0 or not is_open(now + closed - 1e-3)
 
 
 def test_without_hours_it_is_always_open():

@@ -397,11 +397,21 @@ def test_folders_are_compared(service, more):
     for name in ("one", "two"):
         started("--allocate", 1, out=name)
     (found,) = lines(campaign("compare", "two", "one", *more))
-    assert [each["Name"] for each in found["Nights"]] == ["one", "two"]
-    assert found["Nights"][1]["Invited"] < found["Nights"][0]["Invited"]  # the surveys are taken
+    assert [each["Name"] for each in found["Nights"]] == ["two", "one"]
+    assert found["Nights"][0]["Invited"] < found["Nights"][1]["Invited"]  # the surveys are taken
     assert Path("page.html").exists() == bool(more)
     assert "given twice" in campaign("compare", "one", "./one", code=2).stderr
     assert "holds no campaign" in campaign("compare", "one", "nothing", code=2).stderr
+
+
+def test_a_campaign_that_was_only_planned_is_no_night(service):
+    started("--allocate", 1, out="one")
+    campaign("run", "panel.jsonl", "--out", "plan", "--dry-run")
+    result = campaign("compare", "plan", "one")
+    (found,) = lines(result)
+    assert [each["Name"] for each in found["Nights"]] == ["one"]
+    assert "Left out: plan was only planned" in result.stderr
+    assert "has requested anything" in campaign("compare", "plan", code=2).stderr
 
 
 def test_on_a_terminal_the_latest_campaigns_are_shown(service, terminal):
@@ -523,7 +533,7 @@ def test_a_ledger_that_does_not_know_its_panel_is_topped_up_with_one(service):
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sampling_async.campaign", None)
-    assert "python -m pip install 'sampling-async[panel]'" in campaign("status", "out", code=2).stderr
+    assert 'python -m pip install "sampling-async[panel]"' in campaign("status", "out", code=2).stderr
 
 
 def test_only_what_writes_a_report_needs_jinja2(service, monkeypatch):

@@ -50,17 +50,32 @@ def night(day: int, *, invited: int, full: int, **more) -> Summary:
     return Summary(state="finished", **given)
 
 
-ENDS = Ends(total=Conversion(invited=80, completed=20, revenue=Decimal("31.5")))
+ENDS = Ends(total=Conversion(invited=80, completed=20, terminated=60, revenue=Decimal("31.5")))
 FIRST = night(0, invited=80, full=20, quotas=(fill(7, 40, 50), fill(8, 40, 400)))
 SECOND = night(1, invited=60, full=140, quotas=(fill(7, 60, 60), fill(9, 1, 2)), ends=ENDS)
 
 
-def test_campaigns_stand_in_the_order_of_their_plans():
-    found = compare({"b": SECOND, "a": FIRST})
-    assert [each.name for each in found.nights] == ["a", "b"]
-    assert [each.figures["invited"] for each in found.nights] == [80, 60]
-    assert [each.figures["revenue"] for each in found.nights] == [None, 31.5]
-    assert found.codes == {"28 QUOTA_FULL": [20, 140], "no response": [0, 0]}
+def test_the_newest_campaign_stands_first():
+    found = compare({"a": FIRST, "b": SECOND})
+    assert [each.name for each in found.nights] == ["b", "a"]
+    assert [each.figures["invited"] for each in found.nights] == [60, 80]
+    assert [each.figures["revenue"] for each in found.nights] == [31.5, None]
+    assert found.codes == {"28 QUOTA_FULL": [140, 20], "no response": [0, 0]}
+
+
+def test_a_night_whose_surveys_are_open_is_compared_by_what_has_ended():
+    last = evolve(
+        SECOND, planned_at=BEGAN, ends=Ends(total=Conversion(invited=400, completed=200, terminated=190))
+    )
+    new = evolve(SECOND, ends=Ends(total=Conversion(invited=400, completed=3, terminated=3)))
+    found = compare({"last": last, "new": new})
+    assert [each.figures["open"] for each in found.nights] == [394, 10]
+    assert [round(each.figures["conversion"], 3) for each in found.nights] == [0.5, 0.513]
+    assert [text for text in found.changes() if "onversion" in text] == [
+        "Conversion of ended: 51.3% before, 50.0% now"
+    ]
+    nothing = evolve(SECOND, ends=Ends(total=Conversion(invited=400)))
+    assert compare({"a": nothing}).nights[0].figures["conversion"] is None
 
 
 def test_counts_are_whole_numbers_in_json():
@@ -82,25 +97,25 @@ def test_another_name_of_a_code_and_a_revenue_below_0_are_compared_as_what_they_
     renamed = tuple(evolve(each, result=f"{each.result}_2") for each in FIRST.codes)
     found = compare({"a": FIRST, "b": evolve(FIRST, codes=renamed, planned_at=BEGAN + timedelta(days=1))})
     assert (found.codes["28 QUOTA_FULL"], found.changes()) == ([20, 20], [])
-    assert changed([-10.0, 5.0, -10.0]) == ["", "+150 %", "-300 %"]
+    assert changed([-10.0, 5.0, -10.0]) == ["-300 %", "+150 %", ""]
 
 
 def test_the_fill_of_a_quota_stands_beside_that_of_the_other_nights():
     quotas = compare({"a": FIRST, "b": SECOND}).quotas
     assert list(quotas) == [8, 7, 9]  # most room first
-    assert [each and each.invited for each in quotas[7]] == [40, 60]
-    assert quotas[9][0] is None
+    assert [each and each.invited for each in quotas[7]] == [60, 40]
+    assert quotas[9][1] is None
 
 
 def test_it_is_json():
     found = json.loads(json.dumps(compare({"a": FIRST, "b": SECOND}).to_dict()))
-    assert found["nights"][1]["conversion"] == 0.25
-    assert found["nights"][0]["conversion"] is None
-    assert str(found["nights"][1]["completed"]) == "20"
-    assert found["nights"][1]["codes"]["28 QUOTA_FULL"] == 140
+    assert found["nights"][0]["conversion"] == 0.25
+    assert found["nights"][1]["conversion"] is None
+    assert str(found["nights"][0]["completed"]) == "20"
+    assert found["nights"][0]["codes"]["28 QUOTA_FULL"] == 140
     assert found["quotas"][1] == {
         "quota_id": 7,
-        "fills": [{"invited": 40, "room": 50}, {"invited": 60, "room": 60}],
+        "fills": [{"invited": 60, "room": 60}, {"invited": 40, "room": 50}],
     }
 
 

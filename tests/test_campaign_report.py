@@ -6,17 +6,20 @@ import re
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, get_args
 from xml.etree import ElementTree as ET
 
 import pytest
-from attrs import fields
+from attrs import evolve, fields
 
 from sampling_async._version import __version__
 from sampling_async.campaign import (
     CampaignState,
     CodeCount,
+    Conversion,
+    Ends,
     Lesson,
     Moment,
     Pairs,
@@ -24,15 +27,19 @@ from sampling_async.campaign import (
     Summary,
     Wait,
     WaitKind,
+    compare,
 )
 from sampling_async.campaign._charts import Scale, Span, bar, compact
+from sampling_async.campaign._inventory_page import inventory_page
 from sampling_async.campaign._pages import duration, percent
 from sampling_async.campaign._report import (
     FIRST_QUOTAS,
     MOST_QUOTAS,
     MOST_WAITS,
+    comparison_page,
     report,
 )
+from sampling_async.simulator import generate_inventory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -614,3 +621,67 @@ def test_it_prints(tmp_path: Path):
     page.write_text(report(full()), encoding="utf-8")
     chromium(tmp_path, page, f"--print-to-pdf={paper}", "--no-pdf-header-footer")
     assert paper.read_bytes().startswith(b"%PDF")
+
+
+def with_ends(number: int = 80) -> Summary:
+    ends = tuple(
+        Conversion(
+            survey_id=2_400_000 + at,
+            wave_id=7,
+            quota_id=1_100_000 + at,
+            survey_name="Travelling with children under twelve",
+            invited=12_400,
+            completed=4_810,
+            terminated=3_390,
+            expected=15_231.12,
+            revenue=Decimal("12345.67"),
+        )
+        for at in range(number)
+    )
+    return evolve(full(), ends=Ends(total=ends[0], surveys=ends, quotas=ends))
+
+
+@browser
+def test_names_are_readable_on_a_narrow_sheet_of_paper(tmp_path: Path):
+    # The rules for print as those of a frame as wide as a page of A4 between its margins.
+    text = re.sub(r"<meta http-equiv[^>]*>", "", report(with_ends()))
+    text = text.replace("@media print", "@media all").replace("@media screen", "@media not all")
+    measure = (
+        "<script>const names = [...document.querySelectorAll('.ends tbody th')].map(each => each.offsetHeight);"
+        "parent.postMessage([Math.max(...names), document.documentElement.scrollWidth].join(), '*')</script>"
+    )
+    (tmp_path / "copy.html").write_text(text.replace("</body>", f"{measure}</body>"), encoding="utf-8")
+    wrapper = tmp_path / "wrapper.html"
+    wrapper.write_text(
+        "<title>-</title><script>onmessage = event => { document.title = event.data }</script>"
+        '<iframe src="copy.html" style="width: 688px; height: 800px; border: 0"></iframe>'
+    )
+    done = chromium(tmp_path, wrapper, "--dump-dom", "--virtual-time-budget=5000")
+    [(tallest, width)] = re.findall(r"<title>(\d+),(\d+)</title>", done.stdout)
+    assert 0 < int(tallest) < 80  # four lines
+    assert int(width) <= 688
+
+
+INVENTORY = generate_inventory(5, surveys=60).surveys
+
+
+def _pages() -> dict[str, str]:
+    quotas = [quota.quota_id for survey in INVENTORY for quota in survey.quotas]
+    fits = {quota_id: (at % 2, 0) for at, quota_id in enumerate(quotas)}  # half of them fit nobody
+    return {
+        "report": report(with_ends()),
+        "compare": comparison_page(compare({"one": full(), "two": with_ends()})),
+        "inventory": inventory_page(INVENTORY, fits, members=5),
+    }
+
+
+def test_each_region_of_a_page_has_a_name_of_its_own():
+    for name, text in _pages().items():
+        regions = re.findall(r'role="region" aria-label="([^"]*)"', text)
+        assert len(regions) > 2, name
+        assert len(set(regions)) == len(regions), (name, sorted(regions))
+
+
+def test_what_is_not_printed_is_said_where_it_stands():
+    for name, text in _pages().items():
+        assert text.count("<details>") == text.count('<p class="on-paper">') > 0, name

@@ -35,6 +35,7 @@ from forward_proxy import ForwardProxy
 
 from sampling_async import Quotas, SamplingClient, from_json
 from sampling_async import Survey as SurveyRecord
+from sampling_async._contract.extras import install
 from sampling_async.simulator import Fault, Simulator
 
 UNKNOWN_KEY = "cafecafe-0000-4000-8000-00000000cafe"
@@ -690,7 +691,7 @@ def test_a_missing_extra_is_named_with_what_to_install(name, monkeypatch, capsys
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err.strip().endswith('pip install "sampling-async[cli]"')
+    assert capsys.readouterr().err.strip().endswith(install("cli"))
 
 
 # --- simulate ---------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from cli_kit import DESCRIPTION, commands, member, on_terminal, panel_file, prog
 from matching_kit import AGE
 
 import sampling_async
+from sampling_async._cli._connection import CONNECTION
 from sampling_async.simulator import Simulator
 
 _COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
@@ -252,3 +253,71 @@ def test_the_table_of_exit_codes_names_every_code_and_the_commands_that_need_it(
     needed = "doctor", "profile forget-key", "notifications settings", "outcomes --overdue", "replay", "top"
     for word in needed:
         assert word in " ".join(table.split())
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------
+
+
+def _number_options():
+    """Yield each option and argument that is a number: its command with what that needs, and its name."""
+    shared = set()  # connection options, which many commands take: they are the same ones
+    for name, params in commands(of=lambda command: command.params):
+        needed = ["1" for each in params if each.param_type_name == "argument" and each.required]
+        needed += [
+            word for each in params if each.required for word in (each.opts[0], "x") if "-" in each.opts[0]
+        ]
+        for each in params:
+            kind = f"{each.type_descriptor.annotation} {each.metavar}"
+            if not re.search(r"int|float|[NX]\|none", kind) or each.name in shared:
+                continue
+            if getattr(each, "rich_help_panel", None) == CONNECTION:
+                shared.add(each.name)
+            if each.param_type_name == "argument":
+                yield name.split(), needed[: -1 if each.required else None], each.metavar
+            else:
+                yield name.split(), needed, each.opts[0]
+
+
+def test_a_number_that_nothing_can_mean_is_a_usage_error_that_names_the_option(sim):
+    options = list(_number_options())
+    assert len(options) > 40
+    for command, needed, name in options:
+        large = () if name in {"--timeout", "--patience"} else (2**64, "1e400", "1e308")  # these may be endless
+        for number in (-(2**64), "nan", "1e-300", *large):
+            result = run(*command, *needed, *([name, number] if name.startswith("--") else ["--", number]))
+            assert (result.exit_code, name in result.stderr) == (2, True), (
+                command,
+                name,
+                number,
+                result.stderr,
+            )
+
+
+def test_a_sample_that_no_memory_holds_is_refused(panel):
+    result = run("match", panel, "--sample", 2**31 - 1)
+    assert result.exit_code == 2
+    assert "--sample" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--top", "--requests", "--allocate"])
+def test_the_largest_number_that_an_option_takes_is_no_fault(panel, option):
+    assert run("match", panel, option, 2**31 - 1).exit_code == 0
+
+
+def test_rows_go_to_one_place(panel, tmp_path):
+    result = run("match", panel, "--csv", "--output", tmp_path / "rows.csv")
+    assert (result.exit_code, "--output" in result.stderr, "--csv" in result.stderr) == (2, True, True)
+    result = run("outcomes", "--store", tmp_path / "new.db", "--csv", "--output", tmp_path / "rows.parquet")
+    assert (result.exit_code, "--output" in result.stderr, "--csv" in result.stderr) == (2, True, True)
+    assert not list(tmp_path.glob("rows.*"))
+
+
+@pytest.mark.parametrize("columns", ["0", "00", "-5", "1", "many", "\u00b2", "9" * 12, ""])
+def test_a_size_of_the_terminal_that_is_none_is_ignored(sim, monkeypatch, columns):
+    on_terminal(monkeypatch)
+    expected = run("quotas").stdout
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+    assert run("quotas").stdout == expected
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "Usage" in run("--help").stdout

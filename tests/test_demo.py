@@ -45,6 +45,10 @@ def test_a_demo_agrees_with_the_service_from_the_inventory_to_the_report(tmp_pat
     assert findings.latency.count == findings.summary.requests >= 12
     names = {path.name for path in tmp_path.iterdir()}
     assert {"panel.jsonl", "campaign.ledger", "notifications.db", "report.html", "summary.json"} <= names
+    ends = findings.summary.ends.total
+    assert 0 < ends.completed + ends.terminated <= sum(findings.posted)
+    assert ends.open == 0
+    assert "What the invites have brought" in (tmp_path / "report.html").read_text()
 
 
 def test_the_bar_shows_what_a_demo_does(tmp_path):

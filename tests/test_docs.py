@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from importlib import import_module
 from operator import itemgetter
 from runpy import run_path
@@ -49,19 +50,32 @@ def test_the_scripts_of_a_page_run_in_order(page, monkeypatch, capsys, tmp_path)
     "page", [page for page in WITH_EXAMPLES if any(each.is_test for each in examples_of(page))], ids=of_page
 )
 def test_the_tests_of_a_page_pass(page, tmp_path):
-    tests = 0
+    runs = defaultdict(list)
     for example in examples_of(page):
         if example.is_test or example.is_service:
-            (tmp_path / example.name).write_text(example.text)
-            tests += example.is_test
+            is_strict = "import pytest_asyncio" in example.text
+            mode = "strict" if is_strict else "auto" if "asyncio_mode" in example.text else None
+            runs[mode].append(example)
+    for mode, examples in runs.items():
+        folder = tmp_path / str(mode)
+        folder.mkdir()
+        for example in examples:
+            (folder / example.name).write_text(example.text)
+        # The plugin warns if it is not configured.
+        scope = ("-o", "asyncio_default_fixture_loop_scope=function")
+        runner = ("-p", "no:asyncio") if mode is None else ("-o", f"asyncio_mode={mode}", *scope)
+        _must_pass(folder, sum(example.text.count("def test_") for example in examples), *runner)
+
+
+def _must_pass(folder, tests: int, *runner: str) -> None:
     options = [
-        *("-p", "no:cacheprovider", "-p", "no:asyncio"),  # it warns if it is not configured
+        *("-p", "no:cacheprovider", *runner),
         # Pytest rewrites the modules of a package that has a plugin. Where threads run already, parsing one for
         # that sometimes ends in a SystemError of Python 3.11.
         "--assert=plain",
     ]
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *options, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *options, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert f"{tests} passed" in done.stdout, done.stdout + done.stderr
 
 

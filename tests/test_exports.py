@@ -112,3 +112,56 @@ print(sampling_async.SamplingClient.__module__, "anyio" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == ["[]", "sampling_async._client True", ""]
+
+
+# Runs in a process of its own: everything public is imported where the packages of all extras are missing.
+_WITHOUT_EXTRAS = """
+import sys
+from importlib import import_module
+from importlib.metadata import requires
+from pkgutil import walk_packages
+import re
+
+extras = {}
+for line in requires("sampling-async"):
+    if found := re.match(r"([\\w-]+).*extra == ['\\"](\\w+)", line):
+        extras.setdefault(found[2], set()).add(found[1].split("-")[0])
+blocked = set().union(*extras.values()) - {"sampling"}
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import sampling_async
+
+tried = 0
+for each in walk_packages(sampling_async.__path__, "sampling_async."):
+    if "._" in each.name or each.name.endswith("pytest_plugin"):
+        continue
+    try:
+        module = import_module(each.name)
+        names = getattr(module, "__all__", ())
+    except ImportError as exc:
+        names, module = (None,), exc
+    for name in names:
+        tried += 1
+        try:
+            if name is None:
+                raise module
+            getattr(module, name)
+        except ImportError as exc:
+            text = str(exc)
+            extra = re.search(r'"sampling-async\\[(\\w+)\\]" \\(in a clone: "\\.\\[\\1\\]"\\)', text)
+            assert extra and any(package in text for package in extras[extra[1]]), (each.name, name, text)
+print(tried, sorted(blocked))
+"""
+
+
+def test_where_a_package_of_an_extra_is_missing_an_import_error_says_what_to_install():
+    ran = subprocess.run([sys.executable, "-c", _WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    tried, _, blocked = ran.stdout.partition(" ")
+    assert int(tried) > 100
+    assert {"numpy", "pyarrow", "starlette", "psycopg"} <= set(re.findall(r"\w+", blocked))

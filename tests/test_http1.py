@@ -48,6 +48,10 @@ def bytewise(data: bytes) -> list[bytes]:
         (OK + TWO, 200, b"hi", True),
         (OK + b"Content-Length: 0\r\n\r\n", 200, b"", True),
         (OK + CHUNKED + HI, 200, b"hi", True),
+        (OK + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\nhi", 200, b"hi", True),
+        (OK + b"X: y\r\nContent-Length: 2\r\nY: z\r\ncontent-length:2\r\n\r\nhi", 200, b"hi", True),
+        (OK + b"Content-Length: 2, 2\r\n\r\nhi", 200, b"hi", True),
+        (OK + b"Content-Length: 2,\r\n 2\r\nX: y\r\n\r\nhi", 200, b"hi", True),
         (OK + b"TRANSFER-ENCODING: CHUNKED\r\n\r\n2;a=b\r\nhi\r\n0\r\n\r\n", 200, b"hi", True),
         (OK + CHUNKED + b"0\r\n\r\n", 200, b"", True),
         (OK + b"Connection: close\r\n" + TWO, 200, b"hi", False),
@@ -143,6 +147,9 @@ def test_the_end_of_the_connection_after_a_complete_response_changes_nothing():
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
         # the end of the body is unclear
         OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nhi",
+        OK + b"Content-Length: 2\r\nX: y\r\nContent-Length: 3\r\n\r\nhi",
+        OK + b"Content-Length: 2\r\nContent-Length: 2\r\ncontent-length: 3\r\n\r\nhi",
+        OK + b"Content-Length: 2\r\nContent-Length: 2\r\n" + CHUNKED + HI,
         OK + b"Content-Length: 2\r\n" + CHUNKED + HI,
         OK + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n" + HI,
         OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + HI,
@@ -152,7 +159,7 @@ def test_the_end_of_the_connection_after_a_complete_response_changes_nothing():
         OK + b"Transfer-Encoding:\r\n\r\nhi",
         *(
             OK + b"Content-Length: %b\r\n\r\nhi" % length
-            for length in (b"+2", b"-2", b"0x2", b"2, 2", b"2 2", b"")
+            for length in (b"+2", b"-2", b"0x2", b"2, 3", b"2 2", b"2,", b",2", b"2, x", b"")
         ),
         OK + b"Content-Length: 99999999999999999999999\r\n\r\nhi",
         OK + b"Content-Length : 2\r\n\r\nhi",

@@ -93,6 +93,17 @@ def test_the_commands_write_it(service):
     assert (result.stdout, Path("fit.html").stat().st_mode & 0o777) == ("", 0o600)
 
 
+@pytest.mark.parametrize("more", ["--csv", "--json"])
+@pytest.mark.parametrize("command", ["quotas", "match"])
+def test_rows_that_are_asked_for_are_printed_beside_the_page(service, command, more):
+    arguments = ("match", "panel.jsonl", "--inventory", "quotas.json", "--workers", 1)
+    arguments = arguments if command == "match" else ("quotas",)
+    expected = run(*arguments, more).stdout
+    assert run(*arguments, more, "--html", "page.html").stdout == expected
+    assert expected.count("\n") >= 1
+    assert Path("page.html").exists()
+
+
 @pytest.mark.parametrize("more", [("--top", 3), ("--output", "x.csv"), ("--html", "no/where.html")])
 def test_the_page_is_about_all_quotas_and_has_a_place(service, more):
     arguments = ("panel.jsonl", "--inventory", "quotas.json", "--html", "fit.html", *more)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from uuid import UUID
 
 import cli_kit
 import pyarrow as pa
@@ -19,6 +20,7 @@ from matching_kit import AGE
 from panel_kit import divide
 
 from sampling_async import InviteRequest, Quotas, from_json, to_json
+from sampling_async._contract.extras import install
 from sampling_async.matching import Allocate, PanelMatcher, QuestionKinds, QuotaIndex
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
@@ -99,6 +101,18 @@ def test_the_best_quotas_of_each_member(panel, source):
     rows = lines(run(source, "--top", 3).stdout)
     assert [row["MemberCode"] for row in rows] == [member.member_code for member in MEMBERS]
     assert [tuple(row["QuotaIDs"]) for row in rows] == [each.select(3) for each in MATCHED]
+
+
+def test_member_codes_may_be_uuids(panel):
+    codes = [UUID(int=number) for number in range(len(MEMBERS))]
+    table = pq.read_table("panel.parquet")
+    given = table.set_column(0, "member_code", pa.array([each.bytes for each in codes], pa.uuid()))
+    pq.write_table(given, "uuids.parquet")
+    rows = lines(run("uuids.parquet", "--top", 3).stdout)
+    assert [row["MemberCode"] for row in rows] == list(map(str, codes))
+    assert {row["MemberCode"] for row in lines(run("uuids.parquet", "--requests", 3).stdout)} <= set(
+        map(str, codes)
+    )
 
 
 def test_requests_contain_only_members_that_match_a_quota(panel):
@@ -402,7 +416,7 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
         (["empty.csv"], "empty.csv"),
         (["unknown.csv"], "unknown.csv: the panel has no column for any question of the inventory, such as"),
         (["unknown.csv"], "Name the columns: --column 1001007=NAME"),
-        (["twice.csv", "--top", "1"], "several columns '1001538'"),
+        (["twice.csv", "--top", "1"], "twice.csv has 2 columns '1001538'"),
         (["broken.parquet"], "broken.parquet"),
         (["broken.jsonl"], "broken.jsonl, line 2: each line of a panel must be a JSON object"),
         (["unknown.jsonl"], "the panel has no column for any question of the inventory"),
@@ -480,15 +494,13 @@ def test_a_missing_extra_is_named_with_what_to_install(panel, missing):
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert ran.returncode == 2
-    assert (
-        ran.stderr == f"sampling-async: match needs {missing}: python -m pip install 'sampling-async[panel]'\n"
-    )
+    assert ran.stderr == f"sampling-async: match needs {missing}: {install('panel')}\n"
 
 
 def test_a_query_without_duckdb_says_what_to_install(panel, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     result = run("SELECT 1", code=2)
-    assert "a query needs duckdb: python -m pip install 'sampling-async[duckdb]'" in result.stderr
+    assert f"a query needs duckdb: {install('duckdb')}" in result.stderr
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])

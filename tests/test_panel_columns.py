@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +32,7 @@ from sampling_async.matching import (
     QuotaIndex,
     TopK,
 )
+from sampling_async.matching.panel._files import opened
 
 
 def _limits(kind) -> tuple[int, int]:
@@ -332,3 +336,55 @@ def test_only_the_used_entries_of_a_dictionary_column_are_read():
     with pytest.raises(InvalidRequestError, match="is of type list"):
         lists = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([[1, 2]]))
         PanelMatcher(index).run(pa.table({str(POSTAL): lists, str(GENDER): lists})).read_all()
+
+
+UUIDS = [UUID(int=2**100 + number) for number in range(5)]
+_BYTES = [each.bytes for each in UUIDS]
+_MEN = QuotaIndex([survey(MEN)])
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        pa.array(_BYTES, pa.uuid()),
+        pa.array([None, *_BYTES], pa.uuid()).slice(1),
+        pa.array(_BYTES, pa.binary(16)),
+        pa.DictionaryArray.from_arrays(pa.array(range(5)), pa.array(_BYTES, pa.binary(16))),
+        UUIDS,
+    ],
+    ids=["uuid", "slice", "bytes", "dictionary", "objects"],
+)
+def test_member_codes_that_are_uuids_are_read_as_their_canonical_texts(codes, tmp_path):
+    matcher = PanelMatcher(_MEN, TopK(1))
+    table = pa.table({"member_code": codes, str(GENDER): [MALE] * 5})
+    expected = list(map(str, UUIDS))
+    assert matcher.run(table).read_all()["member_code"].to_pylist() == expected
+    frame = table.to_pandas() if codes is UUIDS else table
+    assert [request.member_code for request in matcher.requests(frame)] == expected
+    path = tmp_path / "panel.parquet"
+    pq.write_table(table, path)
+    (batch,) = opened(str(path), frozenset({"member_code"}), {}).batches
+    assert batch.column(0).to_pylist() == expected
+    candidates = pa.table(
+        {"member_code": codes, "quota_ids": [[2]] * 5, "certain": pa.array([1] * 5, pa.int32())}
+    )
+    allocated = PanelMatcher(_MEN, Allocate(1)).allocate(candidates).read_all()
+    assert allocated["member_code"].to_pylist() == expected
+
+
+def test_a_missing_uuid_is_a_missing_member_code():
+    table = pa.table({"member_code": pa.array([*_BYTES[:1], None], pa.uuid()), str(GENDER): [MALE] * 2})
+    with pytest.raises(InvalidRequestError, match="row 1 of the panel has no member_code"):
+        PanelMatcher(_MEN, TopK(1)).run(table).read_all()
+
+
+@pytest.mark.parametrize("twice", ["member_code", str(POSTAL)])
+def test_a_needed_column_that_stands_there_twice_is_refused_and_another_one_is_not(twice):
+    matcher = PanelMatcher(QuotaIndex([survey(quota([sub_quota(row(POSTAL, "1"))]))]), TopK(1))
+    names = ["member_code", str(POSTAL)]
+    table = pa.Table.from_arrays([pa.array(["1"])] * 3, names=[*names, twice])
+    with pytest.raises(InvalidRequestError, match=f"several columns '{twice}': rename or drop"):
+        matcher.run(table).read_all()
+    assert (
+        len(matcher.run(pa.Table.from_arrays([pa.array(["1"])] * 4, names=[*names, "x", "x"])).read_all()) == 1
+    )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from matching_kit import AGE
 from panel_kit import divide
@@ -106,3 +109,62 @@ def test_json_lines_may_have_a_key_late_and_lists_in_some_lines(folder, monkeypa
         (["7"], ["3"]),
         ([], []),
     ]
+
+
+WANTED = frozenset({"member_code", "1001042"})
+
+
+def codes_of(path: str) -> list[str]:
+    return [
+        code for batch in _files.opened(path, WANTED, {}).batches for code in batch["member_code"].to_pylist()
+    ]
+
+
+def _written(name: str, header: list[str], row: list[str]) -> None:
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_arrays([pa.array([each]) for each in row], names=header), name)
+    elif name.endswith(".csv"):
+        Path(name).write_text(f"{','.join(header)}\n{','.join(row)}\n")
+    else:
+        pairs = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in zip(header, row, strict=True))
+        Path(name).write_text("{" + ", ".join(pairs) + "}\n")
+
+
+@pytest.mark.parametrize("name", ["panel.csv", "panel.parquet", "panel.jsonl"])
+@pytest.mark.parametrize("twice", sorted(WANTED))
+def test_a_needed_column_that_stands_there_twice_is_refused_with_the_file_the_column_and_the_way_out(
+    folder, name, twice
+):
+    _written(name, ["member_code", "1001042", twice], ["a", "01234", "b"])
+    with pytest.raises(InvalidRequestError, match=rf"{name}.*'{twice}'.*all but one"):
+        codes_of(name)
+    # It does not matter how often a column stands there that nobody needs.
+    _written(name, ["note", "member_code", "1001042", "note"], ["x", "a", "01234", "y"])
+    assert codes_of(name) == ["a"]
+
+
+def test_two_columns_that_a_rename_makes_one_are_refused(folder):
+    _written("panel.csv", ["zip", "zip", "member_code"], ["1", "2", "a"])
+    with pytest.raises(InvalidRequestError, match="2 columns 'zip'"):
+        _files.opened("panel.csv", WANTED, {"zip": "1001042"})
+
+
+@pytest.mark.parametrize("at", [0, 2, 70_000])
+def test_a_long_text_in_a_column_that_nobody_needs_is_passed_over(folder, at):
+    rows = [f"m{number},{'y' * 3_000_000 if number == at else 'x'},01234\n" for number in range(at + 20_000)]
+    Path("panel.csv").write_text("member_code,note,1001042\n" + "".join(rows))
+    assert codes_of("panel.csv") == [f"m{number}" for number in range(at + 20_000)]
+
+
+def test_a_long_header_is_read(folder):
+    Path("panel.csv").write_text(f"member_code,{'z' * 3_000_000},1001042\na,b,c\n")
+    assert codes_of("panel.csv") == ["a"]
+
+
+def test_a_row_that_is_longer_than_any_row_is_refused_by_its_place(folder, monkeypatch):
+    monkeypatch.setattr(_files, "_MOST_BLOCK", 2**21)
+    Path("panel.csv").write_text("member_code,note,1001042\n" + "a,b,c\n" * 9 + "a," + "y" * 9_000_000 + ",c\n")
+    with pytest.raises(
+        InvalidRequestError, match=r"panel\.csv, row 9 or one after it is longer than 2 MB: is a quotation mark"
+    ):
+        codes_of("panel.csv")

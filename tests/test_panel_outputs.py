@@ -27,9 +27,9 @@ from sampling_async.simulator import generate_members
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2"])
 def test_the_size_of_a_sample_must_be_a_number(wrong):
-    with pytest.raises(InvalidRequestError, match="n must be a whole number of at least 1"):
+    with pytest.raises(InvalidRequestError, match="n must be a whole number from 1"):
         TopK(wrong)
-    with pytest.raises(InvalidRequestError, match="per_quota must be a whole number of at least 1"):
+    with pytest.raises(InvalidRequestError, match="per_quota must be a whole number from 1"):
         Sample(wrong)
     with pytest.raises(InvalidRequestError, match="seed must be a whole number of at most 64 bits"):
         Sample(5, seed=2**65)

@@ -129,7 +129,7 @@ except ImportError as exc:
 
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "needs pyarrow: python -m pip install 'sampling-async[panel]'" in ran.stdout
+    assert 'pyarrow: python -m pip install "sampling-async[panel]"' in ran.stdout
 
 
 def test_matching_does_not_import_pandas(generated, tmp_path):

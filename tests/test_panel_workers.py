@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 from collections import deque
@@ -33,6 +34,7 @@ from sampling_async.matching.panel import (
     _worker,
     _workers,
 )
+from sampling_async.simulator import Simulator
 
 
 @pytest.fixture(scope="module")
@@ -592,3 +594,46 @@ def test_an_idle_worker_ends_with_its_parent():
 def test_the_number_of_workers_is_checked(generated, wrong):
     with pytest.raises(InvalidRequestError, match="workers must be a whole number of at least 1"):
         PanelMatcher(generated[0]).run(generated[1], workers=wrong)
+
+
+_UNGUARDED = """
+import asyncio
+import sys
+
+import pyarrow as pa
+
+from sampling_async import SamplingClient
+from sampling_async.matching import PanelMatcher, QuotaIndex, TopK, Workers
+from sampling_async.matching.panel import _files
+
+_files.ROWS = 10
+url, guid, key, quota_id = sys.argv[1:]
+
+
+async def main():
+    async with SamplingClient(url, panel_guid=guid, api_key=key) as client:
+        await client.bulk_invite("m000001", [int(quota_id)])
+        index = QuotaIndex(await client.get_quotas())
+    panel = pa.table({"member_code": [f"m{number}" for number in range(200)], "1001007": [2000247] * 200})
+    with Workers(2) as workers:  # which wait for a process that starts late
+        PanelMatcher(index, TopK(1)).run(panel, workers=workers).read_all()
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_that_a_worker_would_run_again_sends_nothing_there(tmp_path):
+    simulator = Simulator(5, surveys=3, members=5)
+    (tmp_path / "unguarded.py").write_text(_UNGUARDED)
+    quota_id = simulator.inventory.surveys[0].quotas[0].quota_id
+    with simulator.serve() as url:
+        arguments = [url, simulator.panel_guid, simulator.api_key, str(quota_id)]
+        ran = subprocess.run(
+            [sys.executable, tmp_path / "unguarded.py", *arguments], capture_output=True, text=True, check=False
+        )
+    assert ran.returncode == 1
+    assert len(simulator.ledger.requests(endpoint="bulk_invite")) == 1
+    assert "InvalidRequestError: this process is a worker" in ran.stderr
+    assert "under `if __name__ == '__main__':`" in ran.stderr
+    assert "ChildProcessError" in ran.stderr.splitlines()[-1]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import pytest
 from fastapi import Body, FastAPI
+from fastapi.encoders import ENCODERS_BY_TYPE
+from fastapi.testclient import TestClient
 from inventories import quotas as quotas_body
 from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
 from sampling_async import (
     Invite,
+    InviteOutcome,
     Price,
     Quotas,
     RecontactMembers,
@@ -73,6 +78,35 @@ def test_a_field_of_a_model_may_be_a_record():
 def test_an_error_names_the_path_and_the_rule(change, path):
     with pytest.raises(ValidationError, match=f"{path}: expected"):
         TypeAdapter(Invite).validate_python(on_the_wire(INVITE) | change)
+
+
+def test_records_of_endpoints_without_an_annotation_are_written_as_the_how_to_says():
+    page = (Path(__file__).parent.parent / "docs/howto/data-frames.md").read_text()
+    (example,) = [
+        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ENCODERS_BY_TYPE" in each
+    ]
+    names: dict[str, Any] = {}
+    before = dict(ENCODERS_BY_TYPE)
+    try:
+        exec(example, names)
+        app, quotas = names["app"], from_json(Quotas, BODY)
+        survey = quotas.surveys[0]
+        outcome = InviteOutcome("m", 7, "invited", INVITE)
+        returned = {
+            "inventory": quotas,
+            "survey": [survey],
+            "quota": {"q": (survey.quotas[0],)},
+            "one": [outcome],
+        }
+        for path, value in returned.items():
+            app.get(f"/{path}")(lambda value=value: value)
+        client = TestClient(app)
+        for path, value in returned.items():
+            assert client.get(f"/{path}").json() == json.loads(to_json(value)), path
+        assert client.get("/offer").json() == {"invites": [on_the_wire(INVITE)]}
+    finally:
+        ENCODERS_BY_TYPE.clear()
+        ENCODERS_BY_TYPE.update(before)
 
 
 def test_the_schema_describes_them():

@@ -9,6 +9,7 @@ import gzip
 import json
 import logging
 import pickle
+import re
 import socket
 import ssl
 import time
@@ -470,7 +471,61 @@ async def test_the_path_of_the_address_comes_before_that_of_the_call():
     assert service.requests[0].url.path == "/BOX/IntegratedPanelService/api/Settings"
 
 
-OTHER_ENCODING = ": expected gzip or no content encoding, found another one$"
+def unframed(body: bytes) -> bytes:
+    """Return a deflate body without the zlib frame, as some servers send it."""
+    return zlib.compress(body)[2:-4]
+
+
+@pytest.mark.parametrize("cut", [None, 1])
+@pytest.mark.parametrize(
+    "body", [zlib.compress(SETTINGS), unframed(SETTINGS), SETTINGS, zlib.compress(SETTINGS) + b"\r\n"]
+)
+async def test_deflate_is_read_with_its_frame_without_and_where_only_the_header_says_so(body, cut):
+    sent = wire.answer(body, "200 OK", "Content-Encoding: deflate")
+    if cut is not None:
+        pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        sent = (
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: deflate\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + pieces
+            + b"0\r\n\r\n"
+        )
+    assert len(await read(sent)) == 1
+
+
+async def test_deflate_is_bounded_too():
+    with pytest.raises(DecodeError, match="larger than 300 bytes decoded"):
+        await read(
+            wire.answer(zlib.compress(SETTINGS + b" " * 10**6), "200 OK", "Content-Encoding: deflate"),
+            decoded=300,
+        )
+
+
+@pytest.mark.parametrize("status", ["201 Created", "203 Non-Authoritative Information"])
+@pytest.mark.parametrize("lengths", [1, 2])
+async def test_a_whole_answer_with_another_status_of_success_counts(status, lengths):
+    def script(connection: wire.Connection) -> None:
+        for _ in range(2):
+            answer = wire.bulk_answer(connection.read_request()).replace(b"200 OK", status.encode())
+            length = re.search(rb"Content-Length: \d+\r\n", answer)
+            connection.send(answer.replace(length[0], length[0] * lengths))
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            for _ in range(2):  # on one connection
+                assert {each.status for each in await client.bulk_invite("m", [1, 2])} == {"rejected"}
+
+
+@pytest.mark.parametrize("status", ["202 Accepted", "206 Partial Content"])
+async def test_a_status_of_success_that_promises_less_is_unknown(status):
+    def script(connection: wire.Connection) -> None:
+        connection.send(wire.bulk_answer(connection.read_request()).replace(b"200 OK", status.encode()))
+
+    with wire.serve(script) as url:
+        async with client_of(url) as client:
+            assert {each.status for each in await client.bulk_invite("m", [1, 2])} == {"unknown"}
+
+
+OTHER_ENCODING = ": expected gzip, deflate or no content encoding, found another one$"
 
 
 @pytest.mark.parametrize(
@@ -492,14 +547,22 @@ OTHER_ENCODING = ": expected gzip or no content encoding, found another one$"
             )
             for more in (b"\x1f\x8btail", zlib.compress(SETTINGS), b"tail", b"\0\0tail", b"  tail", b"[]")
         ),
-        (
-            wire.answer(zlib.compress(SETTINGS), "200 OK", "Content-Encoding: deflate"),
-            OTHER_ENCODING,
+        *(
+            (wire.answer(body, "200 OK", "Content-Encoding: deflate"), rule)
+            for body, rule in (
+                (zlib.compress(SETTINGS)[:-6], "expected a complete deflate body, found one that was cut off$"),
+                (unframed(SETTINGS)[:-6], "expected a complete deflate body, found one that was cut off$"),
+                (gzip.compress(SETTINGS), "expected a deflate body, found other bytes$"),
+                (zlib.compress(SETTINGS) * 2, "expected a deflate body, found other bytes$"),
+                (unframed(SETTINGS) + b"tail", "expected a deflate body, found other bytes$"),
+                (b"<html>", "expected a deflate body, found other bytes$"),
+            )
         ),
         *(
             (wire.answer(body, "200 OK", f"Content-Encoding: {encoding}"), OTHER_ENCODING)
             for encoding, body in (
                 ("gzip, gzip", SETTINGS),
+                ("deflate, gzip", gzip.compress(zlib.compress(SETTINGS))),
                 ("gzip, gzip", gzip.compress(gzip.compress(SETTINGS))),
                 ("gzip, x-gzip", gzip.compress(SETTINGS)),
                 ("utf-8", gzip.compress(SETTINGS)),

@@ -114,7 +114,7 @@ def test_the_error_without_the_extra_says_what_to_install(
         "with Simulator(surveys=1, members=1).serve(): pass"
     )
     run = python("-c", code, cwd=tmp_path)
-    assert "pip install 'sampling-async[simulator]'" in run.stderr
+    assert 'pip install "sampling-async[simulator]"' in run.stderr
 
 
 def _root() -> str:

@@ -10,7 +10,7 @@ from sampling_async._contract.statuses import Meaning, statuses
 @pytest.mark.parametrize(
     ("meaning", "expected"),
     [
-        (Meaning.OWN, {200, 304, 400}),
+        (Meaning.OWN, {200, 201, 203, 304, 400}),
         (Meaning.PASSING, {408, 425, 429, 500, 502, 503, 504}),
         (Meaning.UNPROCESSED, {408, 425, 429}),
         (Meaning.LOAD, {429, 503}),

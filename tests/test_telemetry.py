@@ -316,7 +316,7 @@ def test_telemetry_of_another_type_is_refused(wrong):
 def test_without_opentelemetry_the_message_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "sampling_async._telemetry.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(InvalidRequestError, match=r"install sampling-async\[otel\]"):
+    with pytest.raises(InvalidRequestError, match=r'install "sampling-async\[otel\]"'):
         doubles.client(doubles.Service([]), telemetry=True)
 
 

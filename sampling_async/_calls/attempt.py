@@ -25,7 +25,7 @@ from sampling_async._contract.errors import (
 from sampling_async._contract.exchange import Reply
 from sampling_async._contract.headers import no_headers, request_id_of
 from sampling_async._contract.logs import PanelLogger
-from sampling_async._contract.statuses import OK
+from sampling_async._contract.statuses import ANSWERS
 from sampling_async._pacing.loops import CONNECT, DECODE
 from sampling_async._pacing.outage import Away
 from sampling_async._pacing.sketch import Sketch
@@ -251,7 +251,7 @@ class Attempts:
         except SamplingError as exc:
             # The traceback has this frame, and would keep it until a garbage collection.
             return exc.with_traceback(None)
-        if reply.status == OK or reply.result is not None:  # a 304 stands for what the user holds
+        if reply.status in ANSWERS or reply.result is not None:  # a 304 stands for what the user holds
             return reply
         return refusal(reply, private=self._secrets_of(call), unprocessed=self._unprocessed) or reply
 

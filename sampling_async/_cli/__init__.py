@@ -45,6 +45,7 @@ from sampling_async._cli._process import (
     release_signals,
     terminated_as_interrupted,
 )
+from sampling_async._contract.extras import install
 from sampling_async._version import __version__
 
 if TYPE_CHECKING:
@@ -133,6 +134,6 @@ def _run_app() -> None:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in _NEEDED:
             raise
-        sys.stderr.write('sampling-async needs typer and rich: pip install "sampling-async[cli]"\n')
+        sys.stderr.write(f"sampling-async needs typer and rich: {install('cli')}\n")
         raise SystemExit(2) from None
     _call(app_for)

@@ -14,6 +14,7 @@ from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import argument, flag, option, takes
 from sampling_async._cli._tally import USAGE
+from sampling_async._contract.extras import install
 
 _DEFAULT: Final = "run"
 _SIMILAR: Final = 0.75
@@ -73,8 +74,9 @@ def run(
     The plan is shown first, and on a terminal you are asked whether to go on;
     elsewhere --yes is needed. After a Ctrl-C, an outage or a kill, the same
     command without PANEL goes on where it was. A second Ctrl-C ends it at
-    once. The exit code is 0 if nothing is pending, and 1 if something is, or
-    if the fate of a pair is unknown. Progress is shown on a terminal, and
+    once. The exit code is 0 if nothing is pending, 6 if a cap left pairs
+    pending, and 1 if something else did, or if the fate of a pair is unknown.
+    At the end of --hours it does not end, but waits. Progress is shown on a terminal, and
     elsewhere it is lines of JSON on stdout.
     """
     job = _loaded("jinja2", module="_campaign_run").CampaignJob
@@ -192,7 +194,8 @@ def compare(
 ) -> None:
     """Show several campaigns side by side: invites, completes, revenue, refusals by code, and what has changed.
 
-    They stand in the order in which they were planned. The page and the JSON have the fill of each quota too.
+    The newest stands first. A campaign that was only planned, with --dry-run, is left out. The page and the
+    JSON have the fill of each quota too.
     """
     _loaded().show_comparison(folders, html, Settings(notifications=notifications), as_json=as_json)
 
@@ -204,4 +207,4 @@ def _loaded(*others: str, module: str = "_campaign_folders") -> Any:
             import_module(name)
         return import_module(f"sampling_async._cli.{module}")
     except ModuleNotFoundError as exc:
-        fail(f"campaign needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
+        fail(f"campaign needs {exc.name}: {install('panel')}", USAGE)

@@ -73,16 +73,22 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings,
             raise InvalidRequestError(f"{folder} is given twice")
         seen.add(whole)
         name = str(folder) if whole.name in summaries else whole.name
-        summaries[name] = _in_ledger(folder, summary)
+        found = _in_ledger(folder, summary)
+        if found.started_at is None:
+            show.note(f"Left out: {folder} was only planned, and nothing was requested")
+        else:
+            summaries[name] = found
+    if not summaries:
+        raise InvalidRequestError("none of these campaigns has requested anything yet")
     comparison = compare(summaries)
     if html is not None:
         write_comparison_page(html, comparison)
-    found = view.comparison_json(comparison.to_dict())
+    rows = view.comparison_json(comparison.to_dict())
     if show.is_csv():
-        for night in found["Nights"]:
+        for night in rows["Nights"]:
             show.emit_json({name: value for name, value in night.items() if name != "Codes"})
     elif show.as_lines(as_json):
-        show.emit_json(found)
+        show.emit_json(rows)
     else:
         view.show_comparison(comparison)
 

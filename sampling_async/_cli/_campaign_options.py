@@ -11,7 +11,7 @@ from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli._match_options import MatchOptions
-from sampling_async._cli._options import given
+from sampling_async._cli._options import beyond, given
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,10 @@ class LimitOptions:
     invites_per_minute: str | None = _limit("N|none", "The most invites a minute.")
     max_invites: str | None = _limit("N|none", "The most invites in all; unknown outcomes count.")
     max_spend: str | None = _limit("X|none", "The most that the invites may cost, see --cost.")
-    hours: str | None = _limit("22:00-06:00|none", "The times of the day between which it sends requests.")
+    hours: str | None = _limit(
+        "22:00-06:00|none",
+        "The times of the day between which it sends requests. Outside of them it waits, and does not end.",
+    )
     zone: str | None = _limit("Europe/Berlin|none", "The time zone of --hours. Default: UTC.")
 
     def changes(self) -> dict[str, Any]:
@@ -59,10 +62,13 @@ def _parsed(name: str, text: str, option: str) -> Any:
         return text
     parse: Callable[[str], float] = int if name in {"concurrency", "max_invites"} else float
     try:
-        return parse(text)
+        value = parse(text)
     except ValueError:
         kind = "a whole number" if parse is int else "a number"
         raise InvalidRequestError(f"{option} must be {kind} or {_NONE}, not {text[:_SHOWN]!r}") from None
+    if wrong := beyond(value, is_count=True):
+        raise InvalidRequestError(f"{option} {text[:_SHOWN]} {wrong}; {_NONE} takes it away")
+    return value
 
 
 @frozen(kw_only=True)
@@ -82,7 +88,9 @@ class Settings:
     overshoot: float | None = _of_plan(
         "X", "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1."
     )
-    rate: float | None = _of_plan("X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.")
+    rate: float | None = _of_plan(
+        "X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.", max=1
+    )
     rates_from: str | None = _of_plan(
         "FILE|ADDRESS",
         "The store of `notifications serve`: the share of invites that ended in a complete so far counts in "
@@ -171,7 +179,9 @@ class RunOptions:
         "FILE",
         "Plan with the inventory of a file, as `quotas` writes it; - for stdin. Default: ask the service.",
     )
-    workers: int | None = _of_plan("N", "The number of processes that match. Default: all cores.", min=1)
+    workers: int | None = _of_plan(
+        "N", "The number of processes that match. Default: all cores.", min=1, max=1024
+    )
     dry_run: bool = given("", "Plan, show the plan, and request nothing.", "--dry-run", default=False)
     yes: bool = given("", "Do not ask before the first run.", "--yes", "-y", default=False)
     as_json: bool = given("", "Print JSON lines, on a terminal too.", "--json", default=False)

@@ -361,7 +361,7 @@ def show_comparison(comparison: CampaignComparison) -> None:
         (text, *(_figure(name, read(night.summary)) for night in nights))
         for name, (text, read) in FIGURES.items()
     ]
-    columns = [("Figure", 0), *((night.name, len(nights) - place) for place, night in enumerate(nights))]
+    columns = [("Figure", 0), *((night.name, place) for place, night in enumerate(nights, 1))]
     known = [row for row in rows if any(text != _UNKNOWN for text in row[1:])]
     console.print(show.fitting_table(known, columns, console.width))
     for text in comparison.changes():

@@ -146,10 +146,12 @@ def quotas(
         from sampling_async._cli._pages import write_inventory_page  # noqa: PLC0415  only for this
 
         write_inventory_page(html, surveys)
-    elif show.is_csv():
+    if show.is_csv():
         show.emit_quotas(inventory, surveys)
     elif as_json:
         show.emit_all([evolve(inventory, surveys=surveys)])
+    elif html is not None:
+        return
     elif show.as_lines(wanted=False):
         show.emit_all(surveys)
     else:

@@ -155,7 +155,6 @@ async def run_day(demo: Demo) -> Findings:
                     demo.run = run
                     outcomes = [outcome async for outcome in run]
                 await ledger.invited(outcomes)
-                summary = await campaign.write(demo.folder, title="A day with the simulator")
                 latency = client.snapshot().latency.get("bulk_invite", _NO_REQUEST)
 
                 simulator.faults.clear()  # the campaign was at night
@@ -163,6 +162,8 @@ async def run_day(demo: Demo) -> Findings:
                     clicks = await _click(router, members[:CLICKING])
             for _ in range(_ROUNDS):
                 await outbox.deliver(inbox)
+            # In the morning: with what the invites have brought.
+            summary = await campaign.write(demo.folder, title="A day with the simulator", outcomes=ledger)
         funnel = await ledger.funnel()
     posted = Counter(posting.kind for posting in outbox.told)
     return Findings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -15,11 +16,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sampling_async._cli._connection import CONNECTION, ended_by_failure
+from sampling_async._cli._options import beyond
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
 _TABLES_FROM: Final = 72
+_DIGITS: Final = 5
+_ENDLESS: Final = frozenset({"timeout", "patience"})  # options for which `inf` means: wait for ever
 
 _WITH_CONNECTION: Final = "quotas"
 _HEADING: Final = "Connection, after each command that calls the service"
@@ -191,6 +195,21 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         return _without_types(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, and refuse numbers that no option or argument can mean."""
+        rest = super().parse_args(ctx, args)
+        params: list[Any] = list(self.params)
+        for each in params:
+            given = ctx.params.get(each.name)
+            for value in given if isinstance(given, list | tuple) else (given,):
+                # An ID and a seed may be as large as the service and the generators take them.
+                is_count = each.metavar == "N" and each.name != "seed"
+                if each.name in _ENDLESS and value is not None and value > 1:
+                    continue
+                if isinstance(value, int | float) and (wrong := beyond(value, is_count=is_count)):
+                    raise typer.BadParameter(f"{value} {wrong}", ctx=ctx, param=each)
+        return rest
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command, and end the program if that fails."""
         return ended_by_failure(partial(super().invoke, ctx))
@@ -220,6 +239,13 @@ class Command(TyperCommand):
 
 class Group(TyperGroup):
     _more: tuple[Any, ...] = ()  # options that only the help shows
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Run the program; a size of the terminal that nothing could be read on is ignored."""
+        for name, least in (("COLUMNS", 20), ("LINES", 2)):
+            if name in os.environ and not _is_size(os.environ[name], least):
+                del os.environ[name]
+        return super().main(*args, **more)
 
     def get_params(self, ctx: Any) -> Any:
         return [*_without_types(super().get_params(ctx)), *self._more]
@@ -272,6 +298,10 @@ def page_of(command: str) -> str:
             if label == "Documentation" and not address.rstrip("/").endswith(".example"):  # which is nowhere
                 return f"{address.rstrip('/')}/{page}"
     return f"docs/{page.removesuffix('.html')}.md"
+
+
+def _is_size(text: str, least: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _DIGITS and int(text) >= least
 
 
 def _no_type(**_: Any) -> str:

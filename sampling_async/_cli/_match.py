@@ -8,6 +8,7 @@ from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._match_options import MatchOptions
 from sampling_async._cli._options import argument, takes
 from sampling_async._cli._tally import USAGE
+from sampling_async._contract.extras import install
 
 
 @takes(options=MatchOptions, service=ServiceOptions, quietable=True, tabular=True)
@@ -35,5 +36,5 @@ def match(
     try:
         from sampling_async._cli._match_run import MatchRun  # noqa: PLC0415  numpy, pyarrow: an extra
     except ModuleNotFoundError as exc:
-        fail(f"match needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
+        fail(f"match needs {exc.name}: {install('panel')}", USAGE)
     MatchRun(service, members, options).run()

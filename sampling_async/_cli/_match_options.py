@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import given
 from sampling_async.matching import MatchPolicy, QuestionKinds
 
@@ -52,7 +53,7 @@ class MatchOptions:
     at_least_one: bool = given(
         "", "A member may fit several sub-quotas of a layer.", "--at-least-one", default=False
     )
-    workers: int | None = given("N", "The number of processes. Default: all cores.", min=1)
+    workers: int | None = given("N", "The number of processes. Default: all cores.", min=1, max=1024)
     as_json: bool = given("", "Print JSON lines, on a terminal too.", "--json", default=False)
 
     @property
@@ -84,6 +85,10 @@ class MatchOptions:
             raise InvalidRequestError("give only one of --top, --requests, --allocate and --sample")
         if self.html is not None and (self.output is not None or not self.counts):
             raise InvalidRequestError("--html is about all quotas: leave out --output, --top and the like")
+        if self.output is not None and show.is_csv():
+            raise InvalidRequestError(
+                "--output FILE.csv writes CSV to a file, --csv to stdout: give one of them"
+            )
         if self.allocate is not None:
             return Allocate(self.allocate)
         n = self.top or self.requests

@@ -24,7 +24,7 @@ from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import pa, pc
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from rich.table import Table
 
@@ -170,20 +170,29 @@ class MatchRun:
                 each.filter(pc.greater(pc.list_value_length(each.column("quota_ids")), 0)) for each in results
             )
         with followed.progress, self._file_named():
-            if options.html is None:
-                self._output(results, matcher, followed)
-            else:
-                rows = [row for batch in results for row in batch.to_pylist()]
-                fits = {row["quota_id"]: (row["certain"], row["possible"]) for row in rows}
+            if options.html is not None:
                 surveys = inventory if isinstance(inventory, tuple) else inventory.surveys
-                write_inventory_page(options.html, surveys, fits, members=followed.members)
+                results = self._with_page(options.html, results, surveys, followed)
+            self._output(results, matcher, followed)
         if options.output is not None:
             show.note(f"{count_of(followed.members, 'member')} matched: {options.output}")
+
+    def _with_page(
+        self, html: Path, results: Iterator[Any], surveys: Sequence[Survey], followed: Followed
+    ) -> Iterator[Any]:
+        """Write the page about all quotas, and return the results that are printed beside it."""
+        batches = list(results)
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        fits = {row["quota_id"]: (row["certain"], row["possible"]) for row in rows}
+        write_inventory_page(html, surveys, fits, members=followed.members)
+        return iter(batches)
 
     def _output(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
         options = self._options
         if options.output is not None:
             written.write(results, matcher.schema, options.output)
+        elif options.html is not None and not (options.as_json or show.is_csv()):
+            return  # the page is all
         elif show.is_csv():
             for batch in results:
                 for row in batch.rename_columns(list(map(wire_name, batch.schema.names))).to_pylist():

@@ -22,6 +22,7 @@ from sampling_async._cli._options import argument, flag, given, option, takes
 from sampling_async._cli._stores import STORE, existing_store, is_new, store_at
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._contract.checks import count_of
+from sampling_async._contract.extras import install
 from sampling_async._wire.address import comparable
 from sampling_async.notifications import (
     Completion,
@@ -119,7 +120,7 @@ def serve(
     --public-url.
     """
     if find_spec("uvicorn") is None:
-        fail('uvicorn missing: pip install "sampling-async[notifications]"', USAGE)
+        fail(f"uvicorn is missing: {install('notifications')}", USAGE)
     opened = store_at(store)
     inbox = guard.inbox(opened)
     _until_ctrl_c(_serve(inbox, opened, host, port, public_url, as_json=as_json))

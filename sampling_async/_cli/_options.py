@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import wraps
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast, get_type_hints
 
 import typer
@@ -17,6 +18,20 @@ if TYPE_CHECKING:
 
 
 _OPTION: Final = "option"
+_MOST: Final = 10**9  # of seconds, the sleeps and waits of some systems take hardly more
+
+
+def beyond(value: float, *, is_count: bool) -> str:
+    """Return what is wrong with a number that no option can mean: "is not finite"; empty if nothing is."""
+    if isinstance(value, int):
+        most, least = (2**31 - 1 if is_count else 2**63 - 1), 0.0
+    elif isfinite(value):
+        most, least = _MOST, 1 / _MOST
+    else:
+        return "is not a finite number"
+    if abs(value) > most:
+        return f"is more than {most:,}" if value > 0 else f"is less than {-most:,}"
+    return "is too close to 0" if 0 < abs(value) < least else ""
 
 
 def option(metavar: str, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -49,7 +64,9 @@ def _flag_of_many(name: str, help_text: str, *names: str) -> inspect.Parameter:
 _QUIET: Final = _flag_of_many(
     "quiet", "Write no progress, notes and summaries to stderr. Warnings and errors remain.", "--quiet", "-q"
 )
-_CSV: Final = _flag_of_many("as_csv", "Print CSV, on a terminal too.", "--csv")
+_CSV: Final = _flag_of_many(
+    "as_csv", "Print CSV, on a terminal too. Cells are not changed: open it with all columns as text.", "--csv"
+)
 
 
 def takes(

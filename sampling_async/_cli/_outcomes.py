@@ -84,6 +84,8 @@ def outcomes(
     Invites are joined with the completions, terminates and reconciliations of
     a store. Invites from a file get the time of the file.
     """
+    if output is not None and show.is_csv():
+        raise InvalidRequestError("--output writes a Parquet file, --csv to stdout: give one of them")
     if invites and is_new(store):
         show.note(f"{store} is a new store: it has no notifications yet")
     ledger = OutcomeLedger(store_at(store))

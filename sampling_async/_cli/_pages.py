@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import fail
 from sampling_async._cli._tally import USAGE
+from sampling_async._contract.extras import install
 from sampling_async._private_files import written_whole
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _write(output: Path, page: Callable[[], str]) -> None:
     try:
         text = page()
     except ModuleNotFoundError as exc:
-        fail(f"the page needs {exc.name}: python -m pip install 'sampling-async[panel]'", USAGE)
+        fail(f"the page needs {exc.name}: {install('panel')}", USAGE)
     with written_whole(output) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
     show.note(f"Page: {output}")

@@ -25,6 +25,7 @@ from sampling_async._cli._match_options import bands_file, check_place
 from sampling_async._cli._options import flag, given, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._contract.checks import count_of
+from sampling_async._contract.extras import install
 from sampling_async._private_files import written_whole
 from sampling_async._profiles.file import toml_of
 from sampling_async._profiles.record import PanelProfile
@@ -109,7 +110,7 @@ def simulate(
     port: Annotated[int, option("N", "The port; 0 for any free one.", min=0, max=65535)] = 8080,
     host: Annotated[str, option("ADDRESS", "The address to listen on.")] = "127.0.0.1",
     seed: Annotated[int, option("N", "Seed of the random data. The same seed gives the same data.")] = 0,
-    surveys: Annotated[int, option("N", "The number of surveys.", min=1)] = 20,
+    surveys: Annotated[int, option("N", "The number of surveys.", min=1, max=100_000)] = 20,
     members: Annotated[
         list[str] | None,
         option(
@@ -119,7 +120,7 @@ def simulate(
         ),
     ] = None,
     panels: Annotated[
-        int, option("N", "The number of panels of one partner, each with a Guid and members.", min=1)
+        int, option("N", "The number of panels of one partner, each with a Guid and members.", min=1, max=1000)
     ] = 1,
     profiles: Annotated[
         Path | None, option("FILE", "Write a file of profiles p1, p2 ..., one for each panel.")
@@ -211,9 +212,7 @@ def _check_panel_file(output: Path) -> None:
         )
     check_place("--members", output)
     if suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise InvalidRequestError(
-            f"{output} needs pyarrow: python -m pip install 'sampling-async[panel]'; .jsonl needs nothing"
-        )
+        raise InvalidRequestError(f"{output} needs pyarrow: {install('panel')}; .jsonl needs nothing")
 
 
 def write_panel(members: Iterable[SimulatedMember], output: Path) -> None:
@@ -352,8 +351,8 @@ def _show_service(simulator: Any, base_url: str, files: tuple[Path, ...], profil
 @takes(quietable=True)
 def demo(
     *,
-    members: Annotated[int, option("N", "The number of members.", min=1)] = 600,
-    surveys: Annotated[int, option("N", "The number of surveys.", min=1)] = 120,
+    members: Annotated[int, option("N", "The number of members.", min=1, max=_MOST_MEMBERS)] = 600,
+    surveys: Annotated[int, option("N", "The number of surveys.", min=1, max=100_000)] = 120,
     seed: Annotated[int, option("N", "Seed of the simulated service.")] = 7,
     faults: Annotated[
         bool, flag("Let the service sometimes answer 503 or drop a connection.", "--faults")
@@ -399,4 +398,4 @@ def need_simulator(*others: str) -> None:
     if missing:
         extras = "simulator,panel" if others else "simulator"
         named = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
-        fail(f'this command needs {named}: pip install "sampling-async[{extras}]"', USAGE)
+        fail(f"this command needs {named}: {install(extras)}", USAGE)

@@ -116,6 +116,11 @@ def whole_from_1(_: object, attribute: Attribute[Any], value: object) -> None:
     whole_number(value, attribute.name)
 
 
+def whole_of_31_bits(_: object, attribute: Attribute[Any], value: object) -> None:
+    """Validate an attrs field: a number of things for each row, which must fit the numbers of NumPy."""
+    whole_number(value, attribute.name, most=2**31 - 1)
+
+
 def positive(owner: object, attribute: Attribute[Any], value: float | None) -> None:
     """Validate an attrs field: a number above 0. None is valid where it is the field's default."""
     if value is not None or attribute.default is not None:

@@ -9,6 +9,8 @@ from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from sampling_async._contract.extras import install
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +23,7 @@ def arrow() -> Any:
     try:
         return import_module("pyarrow")
     except ModuleNotFoundError as exc:
-        raise ImportError("pyarrow is missing: pip install 'sampling-async[panel]'", name=exc.name) from exc
+        raise ImportError(f"pyarrow is missing: {install('panel')}", name=exc.name) from exc
 
 
 def utc_times() -> Any:

@@ -16,6 +16,9 @@ NOT_FOUND: Final = 404
 TOO_MANY: Final = 429
 INTERNAL_ERROR: Final = 500
 UNAVAILABLE: Final = 503
+ANSWERS: Final = frozenset({OK, 201, 203})
+"""The statuses whose body is the whole answer: frameworks send 201 for a POST, and 203 says that a proxy has
+changed something. Not 202, where nothing is done yet, and not 206, which is a part."""
 
 
 class Meaning(Flag):
@@ -40,6 +43,8 @@ class Meaning(Flag):
 
 _MEANINGS: Final[Mapping[int, Meaning]] = {
     OK: Meaning.OWN,
+    201: Meaning.OWN,
+    203: Meaning.OWN,
     301: Meaning.ELSEWHERE,
     302: Meaning.ELSEWHERE,
     303: Meaning.ELSEWHERE,

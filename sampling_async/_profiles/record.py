@@ -15,6 +15,7 @@ from attrs import field, frozen
 from sampling_async._calls.retry import RetryPolicy
 from sampling_async._contract.checks import Text, is_whole, text_of
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.extras import install
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._wire.address import Secret, base_url_of, comparable, guid_of, idle_seconds_of, proxy_of
 from sampling_async._wire.session import Timeouts
@@ -220,8 +221,7 @@ def in_keyring(use: Callable[[Any], Any]) -> Any:
     # Raised outside of the handler: the frames of the library's error may hold the key.
     if missing == "keyring":
         raise InvalidRequestError(
-            'the keyring needs the library keyring: pip install "sampling-async[keyring]"; or give '
-            "key_variable in the profile"
+            f"the keyring needs the library keyring: {install('keyring')}; or give key_variable in the profile"
         )
     raise InvalidRequestError(
         f"the keyring of this system cannot be used ({problem}); unlock it, or give key_variable in the profile"

@@ -21,6 +21,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.statuses import (
+    ANSWERS,
     BAD_REQUEST,
     FORBIDDEN,
     INTERNAL_ERROR,
@@ -58,12 +59,12 @@ _UNMISTAKABLE: Final = 5  # characters of a private text that is replaced inside
 def refusal(
     reply: Reply, *, private: tuple[str, ...] = (), unprocessed: AbstractSet[int] = _UNPROCESSED
 ) -> ServiceError | None:
-    """Return the error of a response, or None for a 200 (whose body may still be an error).
+    """Return the error of a response, or None for a 200 and its like (whose body may still be an error).
 
     It does not repeat the texts in `private`. The statuses in `unprocessed` prove that a request was not
     processed.
     """
-    if reply.status == OK:
+    if reply.status in ANSWERS:
         return None
     return _service_error(reply, private, unprocessed, *_error_body(reply.body))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.extras import install
 
 if TYPE_CHECKING:
     from sampling_async._telemetry.otel import Telemetry
@@ -22,8 +23,7 @@ def telemetry_of(telemetry: bool | Telemetry) -> Telemetry | None:  # noqa: FBT0
         from sampling_async._telemetry.otel import Telemetry  # noqa: PLC0415
     except ImportError as exc:
         raise InvalidRequestError(
-            f"telemetry needs OpenTelemetry's API, and the module {exc.name} is missing; install "
-            "sampling-async[otel]"
+            f"telemetry needs OpenTelemetry's API, and the module {exc.name} is missing: {install('otel')}"
         ) from None
     if telemetry is True:
         return Telemetry()

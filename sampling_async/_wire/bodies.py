@@ -98,9 +98,10 @@ class RequestBody(httpx.AsyncByteStream):
 
 
 class LimitedBody:
-    """The body of a response, part by part and within its limits. gzip is the only encoding it accepts.
+    """The body of a response, part by part and within its limits. It accepts gzip and deflate.
 
-    Another encoding in the header is ignored if the body begins as JSON: some services send `utf-8` there.
+    Another encoding in the header, or deflate, is ignored if the body begins as JSON: some services send
+    `utf-8` there.
     """
 
     def __init__(self, response: httpx.Response, wire: int, decoded: int) -> None:
@@ -118,7 +119,7 @@ class LimitedBody:
             encoding = self.own.encoding
         else:
             encoding = (response.headers.get("Content-Encoding") or "").encode()
-        self._zipped, self._is_other = _codings(encoding) if encoding else (0, False)
+        self._zipped, self._is_deflate, self._is_other = _codings(encoding) if encoding else (0, False, False)
         self._inflater: _Inflater | None = None
         self._source: AsyncIterator[bytes] | None = None  # until the first part is read
 
@@ -145,6 +146,8 @@ class LimitedBody:
                 await anyio.lowlevel.checkpoint()
                 return self._accepted(part)
             raw = await self._next_raw(self._source)
+            if self._parts == 1 and self._is_misnamed(raw):
+                self._inflater = None
             if self._inflater is None:
                 return self._accepted(raw)
             if not raw:
@@ -157,8 +160,14 @@ class LimitedBody:
         if self._response.is_stream_consumed:
             # A mock made this response from memory, and httpx has decompressed it already.
             return Stepwise((self._response.content,))
-        self._inflater = _Inflater() if self._zipped else None
+        self._inflater = self._new_inflater() if self._zipped else None
         return self._response.aiter_raw()
+
+    def _is_misnamed(self, start: bytes) -> bool:
+        return self._is_deflate and start[:1] in {b"{", b"["}
+
+    def _new_inflater(self) -> _Inflater:
+        return _Inflater(is_deflate=self._is_deflate)
 
     async def _next_raw(self, source: AsyncIterator[bytes]) -> bytes:
         while not (raw := await anext(source, None)):
@@ -193,12 +202,12 @@ class LimitedBody:
             return None
         raw: bytes = self.own.take()
         content = raw
-        if self._zipped:
-            self._inflater = _Inflater()
+        if self._zipped and not self._is_misnamed(raw):
+            self._inflater = self._new_inflater()
             self._inflater.feed(raw)
             content = self._inflater.next()
             if not self._inflater.is_finished:  # it is read slice by slice, from the beginning
-                self._inflater, self._source = _Inflater(), Stepwise((raw,))
+                self._inflater, self._source = self._new_inflater(), Stepwise((raw,))
                 return None
         self._wire_left -= len(raw)
         if self._wire_left < 0:
@@ -230,15 +239,16 @@ class LimitedBody:
 
 
 @lru_cache(maxsize=16)
-def _codings(encoding: bytes) -> tuple[int, bool]:
-    """Return how often a Content-Encoding names gzip, and whether it names another one."""
+def _codings(encoding: bytes) -> tuple[int, bool, bool]:
+    """Return how many known codings a Content-Encoding names, and whether deflate and others are among them."""
     codings = [coding.strip() for coding in encoding.lower().split(b",")]
-    zipped = sum(coding in {b"gzip", b"x-gzip"} for coding in codings)
-    return zipped, zipped + codings.count(b"identity") + codings.count(b"") < len(codings)
+    zipped = sum(coding in {b"gzip", b"x-gzip", b"deflate"} for coding in codings)
+    is_other = zipped + codings.count(b"identity") + codings.count(b"") < len(codings)
+    return zipped, b"deflate" in codings, is_other
 
 
 def _other_encoding() -> DecodeError:
-    return DecodeError("$", "expected gzip or no content encoding, found another one", permanent=True)
+    return DecodeError("$", "expected gzip, deflate or no content encoding, found another one", permanent=True)
 
 
 def too_large(limit: float, where: str) -> DecodeError:
@@ -250,10 +260,14 @@ def too_large(limit: float, where: str) -> DecodeError:
 
 
 class _Inflater:
-    """A gzip decompressor that works slice by slice."""
+    """A decompressor that works slice by slice, for gzip or deflate.
 
-    def __init__(self) -> None:
-        self._zlib = zlib.decompressobj(wbits=31)
+    By the standard, deflate is in a zlib frame. Some servers leave the frame out: its first byte tells.
+    """
+
+    def __init__(self, *, is_deflate: bool) -> None:
+        self._name = "deflate" if is_deflate else "gzip"
+        self._zlib: Any = None if is_deflate else zlib.decompressobj(wbits=31)
         self._raw = b""
 
     def feed(self, raw: bytes) -> None:
@@ -261,18 +275,21 @@ class _Inflater:
 
     @property
     def is_finished(self) -> bool:
-        return self._zlib.eof and not self._raw
+        return self._zlib is not None and self._zlib.eof and not self._raw
 
     def next(self) -> bytes:
         """Return the next decompressed slice of the part, or nothing."""
         try:
             while self._raw:
+                if self._zlib is None:
+                    self._zlib = zlib.decompressobj(wbits=15 if self._raw[0] & 15 == zlib.DEFLATED else -15)
                 if self._zlib.eof:
                     self._raw = self._raw.lstrip(_PADDING)
                     if not self._raw:
                         break
-                    self._zlib = zlib.decompressobj(wbits=31)  # a gzip body may have several members
-                part = self._zlib.decompress(self._raw, _SLICE)
+                    # A gzip body may have several members. One of deflate has none, and fails here.
+                    self._zlib = zlib.decompressobj(wbits=31)
+                part: bytes = self._zlib.decompress(self._raw, _SLICE)
                 self._raw = self._zlib.unconsumed_tail or self._zlib.unused_data
                 if part:
                     return part
@@ -281,9 +298,9 @@ class _Inflater:
             pass
         else:
             return b""
-        raise DecodeError("$", "expected a gzip body, found other bytes")
+        raise DecodeError("$", f"expected a {self._name} body, found other bytes")
 
     def finish(self) -> None:
         """Check that the gzip stream is complete. A truncated one may still have the announced length."""
         if not self.is_finished:
-            raise DecodeError("$", "expected a complete gzip body, found one that was cut off")
+            raise DecodeError("$", f"expected a complete {self._name} body, found one that was cut off")

@@ -1,8 +1,8 @@
 """HTTP/1.1 responses, parsed by llhttp (through httptools), without I/O, and strict about where one ends.
 
-llhttp refuses three things that a recipient must accept by RFC 9112: folded header lines, blanks after
-`chunked`, and minor versions above 1. A head with one of these is collected, rewritten in the strict form, and
-parsed again.
+llhttp refuses four things that a recipient must or may accept by RFC 9112: folded header lines, blanks after
+`chunked`, minor versions above 1, and the same Content-Length several times. A head with one of these is
+collected, rewritten in the strict form, and parsed again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 
 _HEAD_BYTES: Final = 100 * 1024
 _END: Final = b"\r\n\r\n"
-# The three things that are rewritten: `HTTP/1.2`, a line that begins with a blank, and a blank after `chunked`.
+# What is rewritten: `HTTP/1.2`, a line that begins with a blank, a blank after `chunked`, and a second length.
 _NEWER: Final = re.compile(rb"(?:\A|\r\n\r\n)HTTP/1\.[2-9]")
 _FOLD: Final = re.compile(rb"\r\n(?=[ \t])")
 _CODING: Final = re.compile(rb"^(transfer-encoding:[ \t]*chunked)[ \t]+(?=\r|\Z)", re.IGNORECASE | re.MULTILINE)
-_REWRITABLE: Final = (_NEWER, _FOLD, _CODING)
+_LENGTH: Final = re.compile(rb"^content-length:[ \t]*([\d, \t]*\d)[ \t]*\r\n", re.IGNORECASE | re.MULTILINE)
+_LENGTHS: Final = re.compile(
+    rb"^content-length:[ \t]*\d+[ \t]*(?:,|\r\n(?:.*\r\n)*content-length)", re.IGNORECASE | re.MULTILINE
+)
+_REWRITABLE: Final = (_NEWER, _FOLD, _CODING, _LENGTHS)
 _INTERIM: Final = re.compile(rb"HTTP/1\.\d 1\d\d")
 _SWITCHING: Final = 101
 _FINAL: Final = 200
@@ -203,8 +207,18 @@ def _rewritten(data: bytes) -> bytes | None:
             return None
         start, newline, fields = head.partition(b"\r\n")
         # The first line of the response is not in `fields`. A fold directly below it stays, and is refused.
-        fields = _CODING.sub(rb"\1", _FOLD.sub(b"  ", fields))
+        fields = _with_one_length(_CODING.sub(rb"\1", _FOLD.sub(b"  ", fields)))
         heads += [_NEWER.sub(b"HTTP/1.1", start), newline, fields, end]
         # Interim heads (1xx) come before the final one, and are rewritten with it.
         if not _INTERIM.match(start):
             return b"".join(heads) + data
+
+
+def _with_one_length(fields: bytes) -> bytes:
+    """Return the fields with one Content-Length in place of several equal ones; different ones are refused."""
+    values: list[bytes] = [
+        value.strip() for line in _LENGTH.findall(fields + b"\r\n") for value in line.split(b",")
+    ]
+    if len(values) < 2 or len({*values}) > 1:  # noqa: PLR2004  of one, nothing is left to do
+        return fields
+    return _LENGTH.sub(b"", fields + b"\r\n") + b"Content-Length: " + values[0]

@@ -8,6 +8,7 @@ was sent.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 import weakref
 from functools import lru_cache, partial
@@ -28,7 +29,7 @@ from sampling_async._contract.errors import (
     TransportTimeoutError,
 )
 from sampling_async._contract.exchange import Call, Reply
-from sampling_async._contract.statuses import OK
+from sampling_async._contract.statuses import ANSWERS, OK
 from sampling_async._pacing.background import is_foreign_cancellation
 from sampling_async._pacing.blocks import Block, DeadlineScopes
 from sampling_async._pacing.loops import running_loop
@@ -309,7 +310,7 @@ class Session:
         body = LimitedBody(response, *self._limits.of(call.endpoint))
         track.raw_headers = response.headers if body.own is None else body.own.headers
         try:
-            if response.status_code == OK or (body.is_unchanged and call.if_none_match is not None):
+            if response.status_code in ANSWERS or (body.is_unchanged and call.if_none_match is not None):
                 reply = await (read or _read_whole)(body)
             else:
                 reply = await _read_refusal(response, body)
@@ -369,9 +370,13 @@ class Session:
             raise ClientClosedError("the client is closed; make a new one")
         loop = running_loop()
         if self._home.loop is None:
+            _must_not_repeat_a_program()
             self._home.loop = loop
         elif self._home.loop != loop:
-            raise InvalidRequestError("this client belongs to another event loop; make a client for each loop")
+            raise InvalidRequestError(
+                "this client belongs to another event loop; make a client for each loop (in "
+                "pytest-asyncio: give the client's fixture and its tests the same loop_scope)"
+            )
         self._over.check_usable()
 
     @property
@@ -422,6 +427,16 @@ def _forms_of(key: Secret, headers: tuple[Secret, ...]) -> tuple[str, ...]:
     """
     texts = [header.reveal() for header in headers if len(header.reveal()) >= _SHORTEST_SECRET]
     return key.reveal(), key.reveal().replace("-", ""), *texts
+
+
+def _must_not_repeat_a_program() -> None:
+    """Refuse to send while multiprocessing starts this process: its parent has sent the same already."""
+    processes: Any = sys.modules.get("multiprocessing.process")
+    if processes is not None and getattr(processes.current_process(), "_inheriting", False):
+        raise InvalidRequestError(
+            "this process is a worker that is being started, and imports the main module of the program for "
+            "that, which would send everything again: put the program's work under `if __name__ == '__main__':`"
+        )
 
 
 async def _read_whole(body: LimitedBody) -> Reply:

@@ -25,6 +25,13 @@ def _of_ends(name: str) -> Callable[[Summary], Figure]:
     return lambda summary: None if summary.ends is None else getattr(summary.ends.total, name)
 
 
+def _conversion(summary: Summary) -> Figure:
+    # Of all invites, the share of a night whose surveys are still open is low, whatever the members do.
+    if summary.ends is None or not (ended := summary.ends.total.completed + summary.ends.total.terminated):
+        return None
+    return summary.ends.total.completed / ended
+
+
 def _revenue(summary: Summary) -> Figure:
     return None if summary.ends is None else float(summary.ends.total.revenue)
 
@@ -38,7 +45,8 @@ FIGURES: Final[Mapping[str, tuple[str, Callable[[Summary], Figure]]]] = {
     "unknown": ("Unknown", lambda summary: summary.pairs.unknown),
     "expected_value": ("Expected value", lambda summary: summary.expected_value),
     "completed": ("Completes", _of_ends("completed")),
-    "conversion": ("Conversion", _of_ends("rate")),
+    "open": ("Still open", _of_ends("open")),
+    "conversion": ("Conversion of ended", _conversion),
     "revenue": ("Revenue", _revenue),
     "reconciled": ("Reconciled", _of_ends("reconciled")),
 }
@@ -78,7 +86,7 @@ class ComparedNight:
 
 @frozen(kw_only=True)
 class CampaignComparison:
-    """Several campaigns, in the order in which they were planned.
+    """Several campaigns, the newest plan first.
 
     Attributes:
         nights: The campaigns.
@@ -106,10 +114,10 @@ class CampaignComparison:
         return {quota_id: [fills.get(quota_id) for fills in by_night] for quota_id in ordered}
 
     def changes(self) -> list[str]:
-        """Return what has changed most from the last night but one to the last one, in sentences."""
+        """Return what has changed most from the night before the newest to the newest one, in sentences."""
         if len(self.nights) < 2:  # noqa: PLR2004  two are compared
             return []
-        before, after = self.nights[-2:]
+        after, before = self.nights[:2]
         found: list[tuple[float, str]] = []
         for name in sorted(SHARES):
             old, new = before.figures[name], after.figures[name]
@@ -147,16 +155,16 @@ class CampaignComparison:
 
 
 def compare(summaries: Mapping[str, Summary]) -> CampaignComparison:
-    """Return campaigns side by side, given their summaries by name."""
-    ordered = sorted(summaries.items(), key=lambda each: (each[1].planned_at, each[0]))
+    """Return campaigns side by side, the newest first, given their summaries by name."""
+    ordered = sorted(summaries.items(), key=lambda each: (each[1].planned_at, each[0]), reverse=True)
     return CampaignComparison(
         nights=tuple(ComparedNight(name=name, summary=summary) for name, summary in ordered)
     )
 
 
 def changed(values: Sequence[Figure]) -> list[str]:
-    """Return how each value differs from the one before, as `+12 %`; empty where nothing can be compared."""
-    return ["", *(_change(before, after) for before, after in pairwise(values))]
+    """Return how each value differs from that of the night before, which comes next, as `+12 %`, or as ""."""
+    return [*(_change(before, after) for after, before in pairwise(values)), ""]
 
 
 def _change(before: Figure, after: Figure) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.extras import install
 from sampling_async._contract.frames import stream_of
 from sampling_async._private_files import make_private
 from sampling_async.campaign._ledger import CampaignLedger
@@ -104,8 +105,7 @@ def write_files(
     try:
         from sampling_async.campaign._report import report  # noqa: PLC0415
     except ModuleNotFoundError as exc:
-        install = "python -m pip install 'sampling-async[panel]'"
-        raise ImportError(f"the report needs {exc.name}: {install}", name=exc.name) from exc
+        raise ImportError(f"the report needs {exc.name}: {install('panel')}", name=exc.name) from exc
     summary = summary_of(ledger, rules, outcomes)
     invites, pairs = _schemas()
     try:

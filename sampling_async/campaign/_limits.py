@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from math import inf
+from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -96,19 +96,18 @@ class Limits:
         if self.hours is None:
             return 0.0
         zone: tzinfo = UTC if self.zone is None else ZoneInfo(self.zone)
-        moment = datetime.fromtimestamp(now, zone)
         found = _HOURS.fullmatch(self.hours)
         assert found is not None
         first, last = (int(found[at]) * 60 + int(found[at + 1]) for at in (1, 3))
-        minute = moment.hour * 60 + moment.minute
-        # From 22:00 to 06:00, the hours are 8 long, and 01:30 is 3.5 hours after their beginning.
-        if (minute - first) % _DAY < (last - first) % _DAY:
-            return 0.0
-        begins = moment.replace(hour=first // 60, minute=first % 60, second=0, microsecond=0)
-        if begins <= moment:
-            begins += timedelta(days=1)
-        # Two times of one zone are subtracted as a wall clock shows them; in UTC, a change of the clock counts.
-        return (begins.astimezone(UTC) - moment.astimezone(UTC)).total_seconds()
+        began = moment = datetime.fromtimestamp(now, UTC)
+        while True:
+            wall = moment.astimezone(zone)
+            minute = wall.hour * 60 + wall.minute
+            # From 22:00 to 06:00, the hours are 8 long, and 01:30 is 3.5 hours after their beginning.
+            if (minute - first) % _DAY < (last - first) % _DAY:
+                return (moment - began).total_seconds()
+            within = timedelta(seconds=wall.second, microseconds=wall.microsecond)
+            moment = _at_change(moment, moment + timedelta(minutes=(first - minute) % _DAY) - within, zone)
 
     def to_json(self) -> str:
         """Return the limits as JSON."""
@@ -132,6 +131,25 @@ class Limits:
         values = {label: getattr(self, name) for name, label in names.items()}
         given = {label: value for label, value in values.items() if value is not None}
         return {label: value if isinstance(value, str) else f"{value:,}" for label, value in given.items()}
+
+
+def _at_change(moment: datetime, end: datetime, zone: tzinfo) -> datetime:
+    """Return when the clocks of a zone change between two moments, or the end if they do not.
+
+    A change may skip the beginning of the hours, or lead into the middle of them.
+    """
+
+    def offset(seconds: float) -> timedelta | None:
+        return datetime.fromtimestamp(seconds, zone).utcoffset()
+
+    low, high = floor(moment.timestamp()), ceil(end.timestamp())
+    before = offset(moment.timestamp())
+    if offset(high) == before:
+        return end
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if offset(middle) == before else (low, middle)
+    return datetime.fromtimestamp(high, UTC)
 
 
 class InvitePace:

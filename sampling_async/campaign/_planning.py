@@ -20,7 +20,7 @@ from sampling_async._protocol.lessons import Lesson, Rule, rule_for
 from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
-from sampling_async.matching.panel._arrow import arrow, pa
+from sampling_async.matching.panel._arrow import arrow, pa, settled
 from sampling_async.matching.panel._collectors import FlatPairs
 from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel._prices import INVITES_LEFT
@@ -370,7 +370,7 @@ def _batches(stream: Any, renamed: Mapping[str, str]) -> Iterator[Any]:
     )
     for batch in batches:
         names = [renamed.get(name, name) for name in batch.schema.names]
-        yield batch.rename_columns(names) if renamed else batch
+        yield settled(batch.rename_columns(names) if renamed else batch)
 
 
 def _offered_less(batch: Any, surveys: Mapping[str, set[int]], left: Mapping[str, int]) -> Any:
@@ -390,5 +390,7 @@ def _offered_less(batch: Any, surveys: Mapping[str, set[int]], left: Mapping[str
         excluded.append(sorted({*(had or ()), *surveys.get(code, ())}))
         invites.append(min((each for each in (most, left.get(code)) if each is not None), default=None))
     new = {EXCLUDED: pa.array(excluded, pa.list_(pa.int64())), INVITES_LEFT: pa.array(invites, pa.int64())}
-    rest = {name: batch.column(name) for name in batch.schema.names if name not in new}
-    return pa.record_batch([*rest.values(), *new.values()], names=[*rest, *new])
+    # By place: of the columns that matching does not need, several may have the same name.
+    rest = [at for at, name in enumerate(batch.schema.names) if name not in new]
+    columns = [*map(batch.column, rest), *new.values()]
+    return pa.record_batch(columns, names=[*(batch.schema.names[at] for at in rest), *new])

@@ -18,6 +18,7 @@ use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from sampling_async._contract.extras import install
 from sampling_async._contract.records import Participation
 from sampling_async._protocol.rates import LearnedRates
 from sampling_async.matching._conditions import AGE_ANSWERS, Bands, MatchPolicy, Profile, QuestionKinds, Truth
@@ -89,8 +90,6 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as exc:
         # Hint at the extra only if one of its packages is missing, not if an import inside one of them fails.
         if exc.name is not None and exc.name.partition(".")[0] in {"numpy", "pyarrow"}:
-            raise ImportError(
-                f"{name} needs {exc.name}: python -m pip install 'sampling-async[panel]'"
-            ) from exc
+            raise ImportError(f"{name} needs {exc.name}: {install('panel')}") from exc
         raise
     return getattr(panel, name)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, text_of
+from sampling_async._contract.extras import install
 from sampling_async._contract.records import safe_repr
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._store import StoreError
@@ -363,7 +364,7 @@ def _driver() -> ModuleType:
     try:
         return import_module("sampling_async.notifications._psycopg")
     except ImportError as exc:
-        raise ImportError('psycopg missing: pip install "sampling-async[postgres]"') from exc
+        raise ImportError(f"psycopg is missing: {install('postgres')}") from exc
 
 
 def _read(dsn: Text, schema: str | None) -> tuple[dict[str, Any], str] | str:

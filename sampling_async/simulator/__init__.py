@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from sampling_async._contract.extras import install
+
 if TYPE_CHECKING:
     from sampling_async._contract.records import AGE_BANDS, Participation
     from sampling_async.simulator._clock import Latency, VirtualClock
@@ -80,7 +82,7 @@ def __getattr__(name: str) -> Any:
         # The extra installs starlette. Any other missing module is a different error, and is raised unchanged.
         if (exc.name or "").partition(".")[0] != "starlette":
             raise
-        raise ImportError("starlette is missing: pip install 'sampling-async[simulator]'") from exc
+        raise ImportError(f"starlette is missing: {install('simulator')}") from exc
 
 
 def __dir__() -> list[str]:

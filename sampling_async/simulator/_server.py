@@ -9,11 +9,13 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from sampling_async._contract.extras import install
+
 try:
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as exc:
-    raise ImportError("uvicorn is missing: pip install 'sampling-async[simulator]'") from exc
+    raise ImportError(f"uvicorn is missing: {install('simulator')}") from exc
 
 from sampling_async.simulator._transport import ClientConnection, listening, with_connection
 

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import number_above_0, whole_from_1, whole_number
+from sampling_async._contract.checks import number_above_0, whole_number, whole_of_31_bits
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._collectors import (
     Places,
@@ -69,7 +69,7 @@ def _share(_: object, attribute: Attribute[Any], value: object) -> None:
 
 
 def _from_0(_: object, attribute: Attribute[Any], value: object) -> None:
-    whole_number(value, attribute.name, least=0)
+    whole_number(value, attribute.name, least=0, most=2**31 - 1)
 
 
 def _above_0(_: object, attribute: Attribute[Any], value: object) -> None:
@@ -124,7 +124,7 @@ class Allocate:
         InvalidRequestError: A number is not in its range.
     """
 
-    per_member: int = field(default=5, validator=whole_from_1)
+    per_member: int = field(default=5, validator=whole_of_31_bits)
     room: Mapping[int, int] | None = field(default=None, repr=False, kw_only=True)
     survey_room: Mapping[int, int] | None = field(default=None, repr=False, kw_only=True)
     value: Value = field(default=None, repr=False, kw_only=True)

@@ -23,6 +23,7 @@ from sampling_async.matching.panel._arrow import (
     is_null,
     is_text,
     pa,
+    settled_column,
 )
 from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import PanelColumns
@@ -71,9 +72,6 @@ class Several(NamedTuple):
 def columns_of(schema: Any, source: CompactInventory) -> PanelColumns:
     """Return which of the columns that an inventory needs a panel has."""
     names = schema.names
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise InvalidRequestError(f"the panel has several columns {twice[0]!r}: rename or drop all but one")
     kinds = dict(zip(names, schema.types, strict=True))
     present = frozenset(id_ for id_ in source.classes if str(id_) in kinds)
     return PanelColumns(
@@ -254,7 +252,7 @@ NOBODY: Final = Several(_NOTHING, _NOTHING)
 
 
 def member_codes(batch: Any, first: int) -> Any:
-    column = batch.column(MEMBER_CODE)
+    column = settled_column(batch.column(MEMBER_CODE))
     if column.type.id == DICTIONARY:
         column = column.dictionary_decode()
     if not is_text(column.type):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,10 +18,11 @@ import numpy as np
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async.matching.panel._arrow import is_text, pa
+from sampling_async._contract.extras import install
+from sampling_async.matching.panel._arrow import is_text, pa, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Container, Generator, Iterable, Mapping, Sequence
 
 ROWS: Final = 2**15
 """Members read at a time: few, to need little memory; many, because each column of a batch has a fixed cost."""
@@ -88,6 +90,8 @@ def _joined(batches: list[Any]) -> Any:
 _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
 _TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
 _LINES_BYTES: Final = 2**24
+_LEAST_BLOCK: Final = 2**20
+_MOST_BLOCK: Final = 2**28
 _COUNTED_BYTES: Final = 2**20
 _READ_BYTES: Final = 2**16
 _ROWS: Final = 2**15
@@ -153,9 +157,14 @@ def named(columns: Iterable[str]) -> str:
     return f"{shown}, ... ({len(names):,} in all)" if len(names) > _NAMED else shown
 
 
-def _check_names(panel: object, names: Iterable[str], renamed: Mapping[str, str]) -> None:
-    """Refuse a `--column` that names no column of the panel, or that gives two columns the same name."""
+def _check_names(
+    panel: object, names: Iterable[str], renamed: Mapping[str, str], wanted: Container[str] = ()
+) -> None:
+    """Refuse a `--column` that names no column or a taken name, and a wanted column that stands there twice."""
     names = list(names)
+    for name, times in Counter(names).items():
+        if times > 1 and renamed.get(name, name) in wanted:
+            raise InvalidRequestError(f"{panel} has {times} columns {name!r}: rename or drop all but one")
     for there, question in renamed.items():
         if there not in names:
             raise InvalidRequestError(
@@ -188,7 +197,7 @@ def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) 
     parquet: Any = import_module("pyarrow.parquet")
     file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES)
     names = file.schema_arrow.names
-    _check_names(path, names, renamed)
+    _check_names(path, names, renamed, wanted)
     kept = [name for name in names if renamed.get(name, name) in wanted]
     batches = (_renamed(each, renamed) for each in file.iter_batches(batch_size=_ROWS, columns=kept))
     there, read = _renamed_names(names, renamed), _with_read_errors(batches, path)
@@ -196,30 +205,56 @@ def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) 
 
 
 def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
-    # Without this option, a text of two lines could be read as two members.
-    csv: Any = import_module("pyarrow.csv")
-    lines = csv.ParseOptions(newlines_in_values=True)
-    with csv.open_csv(path, parse_options=lines) as reader:
-        names = reader.schema.names
+    names = next(_csv_batches(path)).schema.names
     other = next((mark for mark in ";\t|" if mark in names[0]), None) if len(names) == 1 else None
     if other is not None:
         raise InvalidRequestError(
             f"{path}: commas must divide its columns, and {other!r} seems to; a DuckDB query reads such files: "
             f"FROM read_csv('FILE', delim={other!r}, header=true, all_varchar=true)"
         )
-    _check_names(path, names, renamed)
+    _check_names(path, names, renamed, wanted)
     kept = [name for name in names if renamed.get(name, name) in wanted]
     # All columns are read as texts: read as numbers, postal codes would lose their leading zeros.
+    batches = (_renamed(each, renamed) for each in _csv_batches(path, kept or names[:1]))
+    members = partial(_lines_in, path, 1)  # without the names of the columns
+    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), members)
+
+
+def _csv_batches(path: Path, kept: Sequence[str] = ()) -> Iterator[Any]:
+    """Yield the batches of a file, at least one. `kept` are the columns to read; none for all."""
+    csv: Any = import_module("pyarrow.csv")
+    # Without this option, a text of two lines could be read as two members.
+    lines = csv.ParseOptions(newlines_in_values=True)
     options = csv.ConvertOptions(
         column_types=dict.fromkeys(kept, pa.string()),
-        include_columns=kept or names[:1],
+        include_columns=kept,
         null_values=[""],
         strings_can_be_null=True,
     )
-    reader = csv.open_csv(path, parse_options=lines, convert_options=options)
-    batches = (_renamed(each, renamed) for each in reader)
-    members = partial(_lines_in, path, 1)  # without the names of the columns
-    return PanelFile(_with_read_errors(batches, path), _renamed_names(names, renamed), members)
+    size, given = _LEAST_BLOCK, 0
+    while True:
+        done = 0  # rows, some of which a reader with smaller blocks may have given
+        try:
+            with csv.open_csv(path, csv.ReadOptions(block_size=size), lines, options) as reader:
+                if not kept:
+                    yield pa.RecordBatch.from_pylist([], reader.schema)
+                for batch in reader:
+                    new = batch.slice(max(0, given - done))
+                    done += len(batch)
+                    if len(new):
+                        yield new
+                    given = max(given, done)
+        except pa.ArrowInvalid as exc:
+            # A row must fit into a block. Blocks that hold any row would take much memory for every file.
+            if "block" not in str(exc) or size >= path.stat().st_size:
+                raise
+            if size == _MOST_BLOCK:
+                raise BadLineError(
+                    f"row {given} or one after it is longer than {size >> 20} MB: is a quotation mark missing?"
+                ) from None
+            size = min(8 * size, _MOST_BLOCK)
+        else:
+            return
 
 
 def _lines_in(path: Path, others: int = 0) -> int:
@@ -295,7 +330,9 @@ def _table_of(
             keys.update(dict.fromkeys(table.column_names))
             return columns
     rows = {
-        at: _object_of(line, at) for at, line in enumerate(block.split(b"\n"), start=first_line) if line.strip()
+        at: _object_of(line, at, names.values())
+        for at, line in enumerate(block.split(b"\n"), start=first_line)
+        if line.strip()
     }
     for at, row in rows.items():
         keys.update(dict.fromkeys(row))
@@ -323,13 +360,23 @@ def _by_arrow(block: bytes) -> Any:
         return None
 
 
-def _object_of(line: bytes, number: int) -> dict[str, Any]:
+def _object_of(line: bytes, number: int, wanted: Collection[str]) -> dict[str, Any]:
+    keys: list[str] = []
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # The last call is for the object that holds all others.
+        keys[:] = (key for key, _ in pairs)
+        return dict(pairs)
+
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=made)
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
         raise BadLineError(f"line {number}: each line of a panel must be a JSON object, but this line is not")
+    if len(keys) > len(row):
+        for key in {key for key in wanted if keys.count(key) > 1}:
+            raise BadLineError(f"line {number}: {key!r} stands there several times: leave out all but one")
     return row
 
 
@@ -357,9 +404,7 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     try:
         duckdb: Any = import_module("duckdb")
     except ModuleNotFoundError:
-        raise InvalidRequestError(
-            "a query needs duckdb: python -m pip install 'sampling-async[duckdb]'"
-        ) from None
+        raise InvalidRequestError(f"a query needs duckdb: {install('duckdb')}") from None
     try:
         database = duckdb.connect()
         # The names of tables are not taken for variables of this module, and no foreign code is loaded.
@@ -370,7 +415,7 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
     except duckdb.Error as exc:
         raise InvalidRequestError(f"the query failed: {str(exc).splitlines()[0]}") from None
     names = reader.schema.names
-    _check_names("the query", names, renamed)
+    _check_names("the query", names, renamed, wanted)
     kept = [at for at, name in enumerate(names) if renamed.get(name, name) in wanted]
     batches = (_renamed(each.select(kept), renamed) for each in reader)
     return PanelFile(_with_read_errors(batches, "the query"), _renamed_names(names, renamed), lambda: None)
@@ -397,7 +442,7 @@ def _must_only_read(query: str, statements: Sequence[Any], select: Any) -> None:
 
 def _with_read_errors(batches: Iterable[Any], panel: object) -> Iterator[Any]:
     with read_errors(str(panel)):
-        yield from batches
+        yield from map(settled, batches)
 
 
 def _renamed(batch: Any, renamed: Mapping[str, str]) -> Any:

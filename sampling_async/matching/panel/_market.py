@@ -149,4 +149,4 @@ def _number(value: object, what: str) -> float:
 
 def _invites(number: float) -> int:
     # Rounded first, so that 3 / 0.3 is 10 invites and not 11. What is overfilled has no room.
-    return min(_MOST, max(0, int(np.ceil(round(number, 9)))))
+    return min(_MOST, max(0, int(np.ceil(round(min(number, _MOST), 9)))))

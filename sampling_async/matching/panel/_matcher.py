@@ -355,6 +355,10 @@ class PanelMatcher:
         others = OTHERS if needs_codes(self.output) or self._source.lists else OTHERS - {MEMBER_CODE}
         names = others.union(map(str, self._source.classes), getattr(self.output, "columns", ()))
         places = [at for at, name in enumerate(schema.names) if name in names]
+        used = [schema.names[at] for at in places]
+        twice = sorted(name for name in set(used) if used.count(name) > 1) if len(set(used)) < len(used) else []
+        if twice:
+            raise InvalidRequestError(f"the panel has several columns {twice[0]!r}: rename or drop all but one")
         return places, all(is_settled(schema.field(at).type) for at in places)
 
     def _columns(self, schema: Any) -> PanelColumns:

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import field, frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import is_whole, whole_from_1
+from sampling_async._contract.checks import is_whole, whole_of_31_bits
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._collectors import count_of, known_rows, places_within, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _WORD: Final = 64
 _LAST: Final = np.iinfo(np.uint64).max
 _MARGIN: Final = 2
+_MOST_PLACES: Final = 2**27  # 4 GB
 _LONGEST_SEED: Final = 64
 MIDDLE: Final = np.uint64(1 << 63)
 """Flips the highest bit, which maps unsigned to signed numbers in order. Spark has signed numbers only."""
@@ -54,7 +55,7 @@ class Sample:
         seed: A whole number of 64 bits at most; another seed draws other members.
     """
 
-    per_quota: int = field(default=100, validator=whole_from_1)
+    per_quota: int = field(default=100, validator=whole_of_31_bits)
     seed: int = field(default=0, validator=seed_of_64_bits)
 
     @property
@@ -153,6 +154,12 @@ class _WheelDraw:
 
     def __init__(self, output: Sample, source: CompactInventory) -> None:
         self._output, self._source = output, source
+        most = _MOST_PLACES // max(1, len(source.quota_ids))
+        if output.per_quota > most:
+            raise InvalidRequestError(
+                f"a sample (--sample) may have {most:,} members of each of {len(source.quota_ids):,} quotas, "
+                f"not {output.per_quota:,}: memory is allocated for all"
+            )
         turns = self._turns = hashed(map(str, source.quota_ids.tolist()), output.seed)
         self._certain = _Drawn(len(turns), output.per_quota)
         self._others = _Drawn(len(turns), output.per_quota)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 from attrs import field, frozen
 
-from sampling_async._contract.checks import whole_from_1
+from sampling_async._contract.checks import whole_of_31_bits
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._collectors import by_member, count_of, known_rows, split
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
@@ -102,7 +102,7 @@ class TopK:
         one_per_survey: Select only one quota of each survey, because a member can take a survey only once.
     """
 
-    n: int = field(default=20, validator=whole_from_1)
+    n: int = field(default=20, validator=whole_of_31_bits)
     one_per_survey: bool = True
 
     @property
