@@ -552,6 +552,71 @@ def test_ctrl_c_at_any_line_loses_nothing_and_leaves_no_thread(kind):
     assert line > 10 * step
 
 
+INTERRUPTED = """
+import signal
+from sampling_async import InviteRequest
+from sampling_async.simulator import Simulator
+from sampling_async.sync import SamplingClient
+
+class Interrupted(BaseException):
+    pass
+
+def strike(*_):
+    global strikes
+    if is_armed:
+        strikes += 1
+        raise Interrupted
+
+signal.signal(signal.SIGALRM, strike)
+requests, strikes = [InviteRequest(f"m{number}", range(1, 201)) for number in range(30)], 0
+for number in range(10):
+    sim, seen, is_armed = Simulator(seed=3, surveys=5, members=6), [], False
+    with SamplingClient(
+        sim.base_url, panel_guid=sim.panel_guid, api_key=sim.api_key, transport=sim.transport()
+    ) as client, client.fan_out(KIND(requests), chunk_size=20) as outcomes:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005 + number * 0.0002)
+        while not is_armed:
+            try:
+                is_armed = True
+                seen.extend(outcomes)  # in C: nothing can be lost on this side
+            except Interrupted:
+                is_armed = False
+        is_armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    found = {(each.member_code, each.quota_id) for each in seen}
+    print(len(seen), len(found), len(outcomes.left_over))
+print(strikes > 20)
+"""
+
+
+@pytest.mark.parametrize("kind", ["list", "iter"])
+def test_a_stream_that_is_interrupted_hundreds_of_times_loses_nothing_and_never_hangs(kind):
+    """Real signals, at moments that no line of code can choose: in the waits and in the steps between them."""
+    program = [sys.executable, "-c", INTERRUPTED.replace("KIND", kind)]
+    # Handlers that raise in a `__del__` are told on stderr, by Python itself.
+    done = subprocess.run(
+        program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines() == ["6000 6000 0"] * 10 + ["True"]
+
+
+def test_what_is_collected_in_the_thread_of_the_event_loop_is_closed_without_a_word(sim):
+    abandoned = []
+
+    def collect(_):
+        if abandoned:
+            abandoned.clear()
+
+    with client_of(sim, on_attempt=collect) as client:
+        surveys = client.iter_surveys()
+        next(surveys)
+        abandoned.append(surveys)
+        del surveys
+        client.get_settings()
+        client.get_settings()
+    assert not abandoned
+
+
 def interrupted_at(line, kind):
     sim, count, seen, read, outcomes = Simulator(seed=3, surveys=5, members=6), 0, [], [], None
     requests = requests_of(sim, each=3)

@@ -362,11 +362,9 @@ _AT_EASE: Final = 1.25
 _GROWING: Final = 2.0
 _TOO_SLOW: Final = 3.0
 
-# Shares of the time limit, and of the time of callers, or of so many seconds if they have more: a response this
-# fast is never too slow.
-_HARMLESS: Final = 1 / 20
-_FELT: Final = 1 / 4
-_LONG: Final = 2.0
+_HARMLESS: Final = 1 / 20  # of the time limit: a response this fast is never too slow
+_FELT: Final = 1 / 4  # of the time that callers have: not this fast either
+_LONG: Final = 2.0  # seconds that callers have, or more
 _RELEARNED: Final = 0.25  # the weight of a longer time that was measured without other load of this client
 _LATEST: Final = 0.1  # the weight of the latest time in the moving average
 
@@ -450,14 +448,10 @@ class AdaptiveLimit:
         return int(self._limit)
 
     def overloaded(self, generation: int, share: float = OVERLOADED, *, is_careful: bool = False) -> None:
-        """Record that an attempt of a generation overloaded the service; `share` of the limit is left.
-
-        If that `is_careful`, a higher limit is tried slowly from now on.
-        """
+        """Record that an attempt of a generation overloaded the service; `share` of the limit is left."""
         if generation == self.generation:
             self._limit = max(1.0, self._limit * share)
-            if is_careful:
-                self._careful_from = self._limit
+            self._careful_from = self._limit if is_careful else self._careful_from
             self.generation += 1
 
     def start_again(self) -> None:
@@ -481,17 +475,14 @@ class AdaptiveLimit:
     ) -> None:
         """Record the success of an attempt to ask for invites, and its time.
 
-        `patience` is the attempt's time limit, and `callers` the least time of those who wait for a call. Times
-        below a small share of both never count as slow. `among` attempts ran when it was started and `running`
-        when it ended, itself included.
+        `patience` is its time limit, `callers` the least time of those who wait. `among` attempts ran when it
+        was started and `running` when it ended, itself included.
         """
         expected = self.latency.line
         self.latency.add(quota_ids, seconds, alone=running == among == 1)
         felt = _FELT * min(callers, _LONG) if callers < inf else inf
-        if expected is None or seconds <= min(felt, _HARMLESS * patience):
-            ratio = _AT_EASE
-        else:
-            ratio = seconds / max(expected(quota_ids), 1e-9)
+        is_fast = seconds <= min(felt, _HARMLESS * patience)
+        ratio = _AT_EASE if expected is None or is_fast else seconds / max(expected(quota_ids), 1e-9)
         before, self._ratio = self._ratio, ratio
         # One slow response may be chance, so the previous one must have been slow as well.
         if ratio > _TOO_SLOW and before > _GROWING:
@@ -499,7 +490,6 @@ class AdaptiveLimit:
             # twice that, 4, so that the service always has the next one waiting.
             self._limit = self._careful_from = min(self._limit, max(1.0, _GROWING * among / ratio))
         elif ratio <= _AT_EASE:
-            # One more place for each response doubles the limit with each full set of responses.
             self._grow(1.0 if self._limit < self._careful_from else 1.0 / self._limit, generation, running)
         elif ratio <= _GROWING and seconds <= callers / 2:
             self._grow(1.0 / self._limit, generation, running)

@@ -222,11 +222,13 @@ class BlockingStream(Iterator[Item_co]):
             self._filling = asyncio.ensure_future(self._fill())
             # Marks an exception as seen, or asyncio logs it: nobody may ask for it.
             self._filling.add_done_callback(lambda task: task.cancelled() or task.exception())
-        waited: set[asyncio.Future[Any]] = {self._filling, self._input.next_wish()}
+        filling = self._filling
+        waited: set[asyncio.Future[Any]] = {filling, self._input.next_wish()}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if not self._filling.done():
+        if not filling.done():
             return None
-        filling, self._filling = self._filling, None
+        if self._filling is filling:  # or a step after this one, whose wait was ended twice, has got it too
+            self._filling = None
         return filling.result()
 
 
