@@ -240,59 +240,6 @@ def test_two_quotas_or_two_waves_are_two_ends(store):
     assert {fact.corrects for fact in facts(store)} == {None}
 
 
-def make_old(store, form):
-    """Take away what an older form of the tables did not have."""
-    gone = ["TABLE erased"]
-    gone += ["COLUMN fact_key", "TABLE links"] if form < 4 else []
-    gone += ["INDEX facts_member"] if form < 3 else []
-    gone += ["INDEX facts_dead", "TABLE served", "COLUMN since"] if form < 2 else []
-    with store.transaction():
-        for each in gone:
-            store.execute(f"ALTER TABLE facts DROP {each}" if "COLUMN" in each else f"DROP {each}")
-        if isinstance(store, SqliteStore):
-            store.execute(f"PRAGMA user_version = {form}")
-        else:
-            store.execute("UPDATE store SET form = ?", (form,))
-    store.close()
-
-
-@pytest.mark.parametrize("form", [1, 2, 3, 4])
-def test_a_store_of_an_older_form_is_brought_up_to_date(store, form):
-    put(store, "terminate", TERMINATE)
-    (terminate,) = claim(store)
-    settle(store, terminate)
-    put(store, "completion", WITHOUT_WAVE)
-    put(store, "completion", {**COMPLETION, "UniqueCode": "m-2"})
-    put(store, "completion", {**WITHOUT_WAVE, "UniqueCode": "m-3"})
-    before = [(fact.kind, fact.corrects, fact.key) for fact in facts(store)]
-    make_old(store, form)
-    again = store.copy()
-    again.open()
-    found = facts(again)
-    assert [(fact.kind, fact.corrects, fact.key) for fact in found] == before
-    assert len({fact.key for fact in found}) == len(found) == 5
-    with again.transaction():
-        again.keep_url("https://partner.example")
-        assert again.url() == "https://partner.example"
-        assert [again.execute(f"SELECT * FROM {table}") for table in ("links", "erased")] == [[], []]
-    assert len(claim(again)) == 3
-    again.close()
-
-
-def test_a_file_of_the_second_form_gets_its_index_of_members(tmp_path):
-    path = tmp_path / "old.db"
-    opened = SqliteStore(path)
-    opened.open()
-    make_old(opened, 2)
-    opened.open()
-    with opened.transaction():
-        (plan,) = opened.execute(
-            "EXPLAIN QUERY PLAN SELECT 1 FROM facts WHERE member = 'm' AND survey = 1 AND wave > 0"
-        )
-    opened.close()
-    assert "facts_member" in plan[-1]
-
-
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_a_clock_that_is_set_back_makes_facts_due_again(store, is_settled):
     put(store, "completion", COMPLETION, at=MONTH)

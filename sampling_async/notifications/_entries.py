@@ -134,11 +134,6 @@ def _take_in(run: Callable[..., Any], key: str, end: SurveyEnd) -> None:
         run(change, (key, moved_identity(identity, key), end.wave_id, number))
 
 
-def key_of_stored(identity: str, wave: int | None, quota: int | None, fields: str) -> str:
-    """Return the `Fact.key` of a fact that was stored by a version without keys."""
-    return _new_key(identity, wave == 0 and not _says_wave(fields), quota)
-
-
 def _new_key(identity: str, is_without_wave: bool, quota: int | None) -> str:  # noqa: FBT001
     """Return the key of a new fact.
 

@@ -217,25 +217,19 @@ class PostgresStore(SqlStore):
     # --- Tables
 
     def _make(self, *, may_make: bool) -> None:
-        """Make the tables if there are none, or bring those of an older form up to date."""
-        # Older tables may be large, so the statements may take long.
-        connection = _driver().new_connection(self._options, self.schema, seconds=self.timeout, is_long=True)
+        """Make the tables if there are none."""
+        connection = _driver().new_connection(self._options, self.schema, seconds=self.timeout)
         with closing(connection):
             form = self._form(connection)
             if form == 0 and not may_make:
                 raise self._error("cannot be read: it has no tables, an inbox makes them", permanent=True)
-            if form != FORM:
+            if form == 0:
                 connection.begin()
                 connection.run("SELECT pg_advisory_xact_lock(?)", (self._number_of("tables"),))
                 # Read again under the lock, because another process may have done it meanwhile.
-                form = self._form(connection)
-                if form != FORM:
-                    if form == 0:
-                        self._make_schema(connection)
-                    else:  # it had no primary key
-                        connection.run("ALTER TABLE store REPLICA IDENTITY FULL")
-                    make_tables(connection.run, form, id=_ID, bytes="BYTEA", rowid=_ROWID)
-                    connection.run("UPDATE store SET form = ?", (FORM,))
+                if self._form(connection) == 0:
+                    self._make_schema(connection)
+                    make_tables(connection.run, id=_ID, bytes="BYTEA", rowid=_ROWID)
                 connection.commit_begun()
         self._is_made = True
 

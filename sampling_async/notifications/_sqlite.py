@@ -82,7 +82,9 @@ class SqliteStore(SqlStore):
             return
         with transaction(database):
             # Read again under the lock, because another process may have done it meanwhile.
-            make_tables(database.execute, self._form(database), **_OWN)
+            if self._form(database) == FORM:
+                return
+            make_tables(database.execute, **_OWN)
             database.execute(f"PRAGMA application_id = {_APPLICATION}")
             database.execute(f"PRAGMA user_version = {FORM}")
 
@@ -136,11 +138,9 @@ class SqliteStore(SqlStore):
         del is_long  # SQLite has no limit
         with self._failing(what), ExitStack() as blocks:
             database = blocks.enter_context(closing(connected_to_read(self.path, _BUSY_SECONDS)))
-            form = self._form(database)
-            if writes or 0 < form < FORM:
+            self._form(database)  # refused if it is of something else, or newer
+            if writes:
                 database = blocks.enter_context(closing(self._connected()))
-                if form:
-                    self._make_tables(database)
             yield database.execute
 
     def _receipt_numbers(self, count: int) -> Iterable[int]:

@@ -1,4 +1,4 @@
-"""The tables of a store, how one of an older form gets them, and hits as their rows."""
+"""The tables of a store, and hits as their rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from sampling_async.notifications._entries import key_of_stored, member_key, member_text
+from sampling_async.notifications._entries import member_key, member_text
 from sampling_async.notifications._store import StoreError
 
 if TYPE_CHECKING:
@@ -14,15 +14,10 @@ if TYPE_CHECKING:
 
     from sampling_async.notifications._store import Entry, Hit, SurveyEnd
 
-FORM: Final = 5
-"""The form of the tables. Form 1 had no `since`, no `served` and no index of dead facts.
-
-Form 2 had no index of members. Form 3 had no keys of facts and no links. Form 4 had no list of those who stand
-in place of erased members.
-"""
+FORM: Final = 1
+"""The form of the tables: a later version may have others."""
 
 # In what SQLite and PostgreSQL have in common, but for what stands in braces.
-_FORM_WITH_KEYS: Final = 4
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS receipts (
     {id}, at DOUBLE PRECISION NOT NULL, posted_as TEXT NOT NULL, verdict TEXT NOT NULL,
@@ -90,36 +85,10 @@ SELECT * FROM (
 """
 
 
-def make_tables(run: Callable[..., Any], form: int, **own: str) -> None:
-    """Create the tables that a store lacks, or bring those of an older form up to date, in its transaction.
-
-    Args:
-        run: Runs a statement.
-        form: The form of the tables; 0 if there are none.
-        own: How this database writes what stands in braces in the tables.
-    """
-    if form == 1:
-        run("ALTER TABLE facts ADD COLUMN since DOUBLE PRECISION NOT NULL DEFAULT 0")
-    if 0 < form < _FORM_WITH_KEYS:
-        run("ALTER TABLE facts ADD COLUMN fact_key TEXT NOT NULL DEFAULT ''")
-        run("DROP INDEX IF EXISTS facts_member")  # it lacked the ends without a wave
+def make_tables(run: Callable[..., Any], **own: str) -> None:
+    """Create the tables of a store, in its transaction. `own` is what stands in braces, for this database."""
     for statement in _TABLES.split(";"):
         run(statement.format(**own))
-    if 0 < form < _FORM_WITH_KEYS:
-        _add_keys(run)
-
-
-def _add_keys(run: Callable[..., Any]) -> None:
-    last = 0
-    query = "SELECT id, identity, wave, quota, fields FROM facts WHERE id > ? ORDER BY id LIMIT 1000"
-    while rows := run(query, (last,)).fetchall():
-        for number, *stored in rows:
-            run("UPDATE facts SET fact_key = ? WHERE id = ?", (key_of_stored(*stored), number))
-        last = rows[-1][0]
-    run(
-        "UPDATE facts SET fact_key = (SELECT t.fact_key FROM facts AS t WHERE t.id = facts.corrects)"
-        f" || '{OVERRULED}' WHERE identity LIKE 'overruled %'"
-    )
 
 
 OVERRULED: Final = "-overruled"
