@@ -488,8 +488,8 @@ async def test_a_click_that_is_cancelled_in_any_turn_of_the_loop_costs_no_second
             first = await click(router, member)
             await first.entered()
             second = await click(router, member)
-            assert (first.status, first.invite.quota_id) == (ROUTED, 2)
-            assert (second.status, second.invite.quota_id) == (ROUTED, 1)
+            assert (first.status, first.invite and first.invite.quota_id) == (ROUTED, 2)
+            assert (second.status, second.invite and second.invite.quota_id) == (ROUTED, 1)
             turns, is_over = turns + 1, bool(routes)
     assert turns > 5
     assert len(panel.asked) == len(set(panel.asked))

@@ -104,7 +104,8 @@ class Flights:
         """Return the flight for a click that waits for some seconds, and whether it is its first."""
         line, now = self._lines.get(member.member_code), anyio.current_time()
         flight = None if line is None else line.open.get(quota_ids)
-        if flight is not None and flight.member == member:
+        # One that all clicks have left asks for nothing more. This click gets its own, after that one.
+        if flight is not None and flight.member == member and flight.clicks:
             flight.ends_at = max(flight.ends_at, now + seconds)
             return flight, False
         flight = Flight(member, quota_ids, began, now + min(_WATCH_SECONDS, seconds / 2), now + seconds)
