@@ -60,7 +60,7 @@ def test_the_first_measurement_is_between_the_latest_rate_and_that_since_the_ref
     accept(pace, 8, begin=1.0, gap=0.15)
     accept(pace, 8, begin=2.2, gap=0.01)
     pace.refused(2.3)
-    assert pace._rate == pytest.approx(math.sqrt(70 * 16 / 1.3))  # 70 and 12.3 a second, without the hold
+    assert pace._rate == pytest.approx(math.sqrt(70 * 16 / 1.8))  # 70, and 8.9 a second with half of the hold
 
 
 def test_after_a_measurement_all_let_through_since_the_first_attempt_count_and_not_the_hold():

@@ -211,8 +211,8 @@ class Pace:
             self._is_measured, self._is_sure = rate < inf, False
             if self._is_measured:
                 # The latest ones took what the limit had saved up for a burst, and over the whole time it was
-                # not used up. The limit is between the two.
-                mean = stretch.let_through / max(now - self._refused_at - self._held_for, 1e-6)
+                # not used up. The limit is between the two. Of a hold, half counts: it saved up meanwhile.
+                mean = stretch.let_through / max(now - self._refused_at - 0.5 * self._held_for, 1e-6)
                 latest = min(rate, sqrt(latest * min(latest, mean)))
             self._rate = latest
         self._rate = max(self._rate, _LEAST_RATE if self._is_measured else _LEAST_GUESSED_RATE)
