@@ -12,6 +12,7 @@ from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from decimal import Decimal
 
     from sampling_async._contract.records import Price
 
@@ -120,3 +121,51 @@ def not_compared(currency_ids: Iterable[int]) -> str:
         f"the prices are in several currencies ({named}) and there are no rates, so each price counts as 1,"
         " and only IR and places are compared: give currency_rates, or --currency-rates FILE"
     )
+
+
+# --- Sums
+
+_OF_RATES: Final = "the unit of the rates"
+
+
+def total_of(sums: Mapping[int, float], rates: CurrencyRates | None) -> float | None:
+    """Return sums by currency as one: in the unit of the rates; None where they do not add."""
+    if rates is None:
+        return None if len(sums) > 1 else sum(sums.values(), 0.0)
+    if sums.keys() - rates.by_id.keys():  # of an earlier plan, with other rates
+        return None
+    return sum((rates.by_id[each] * amount for each, amount in sums.items()), 0.0)
+
+
+def label_of(currency_id: int, rates: CurrencyRates | None) -> str:
+    """Return what a currency is called."""
+    return (rates.names.get(currency_id) if rates else None) or f"currency {currency_id}"
+
+
+def unit_of(currency_id: int | None, rates: CurrencyRates | None) -> str:
+    """Return what a total is in, given the only currency in it; empty if that is not known."""
+    if currency_id is not None and (rates is None or rates.by_id.get(currency_id) == 1):
+        return label_of(currency_id, rates)
+    return "" if rates is None else _OF_RATES
+
+
+def each_in_words(sums: Mapping[int, Any], rates: CurrencyRates | None) -> str:
+    """Return sums by currency, beside each other: `1,215.00 USD, 150.00 in currency 9`."""
+    names = rates.names if rates else {}
+    return ", ".join(
+        f"{amount:,.2f} {names.get(each) or f'in currency {each}'}" for each, amount in sorted(sums.items())
+    )
+
+
+def money_in_words(
+    total: float | Decimal | None, currency_id: int | None, sums: Mapping[int, Any], rates: CurrencyRates | None
+) -> str:
+    """Return an amount with its currency; with several, what is in each of them."""
+    if total is None:
+        return each_in_words(sums, rates) or "not known"
+    unit = unit_of(currency_id, rates)
+    if unit == _OF_RATES and sums:
+        return f"{total:,.2f} by the rates of currencies: {each_in_words(sums, rates)}"
+    if currency_id is None or not unit:
+        return f"{total:,.2f}"
+    return f"{total:,.2f} {unit}" if rates and currency_id in rates.names else f"{total:,.2f} ({unit})"
