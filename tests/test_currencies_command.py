@@ -165,3 +165,12 @@ def test_the_page_of_an_inventory_is_by_currency(service):
     )  # fmt: skip
     minutes = text[text.index("What a minute is worth") :]
     assert str(best.survey_id) in minutes[:400]
+
+
+def test_the_table_of_the_inventory_shows_the_name(service, monkeypatch):
+    on_terminal(monkeypatch)
+    Path("rates.csv").write_text("1,1,USD\n")
+    shown = run("quotas", "--currency-rates", "rates.csv").stdout
+    assert shown.count(" USD ") == len(service.inventory.surveys)
+    assert " USD " not in run("quotas").stdout
+    assert "rates.txt: No such file" in run("quotas", "--currency-rates", "rates.txt").stderr

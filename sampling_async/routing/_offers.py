@@ -209,9 +209,11 @@ class OfferBook:
             chance, price_of = self._rates.chance, self._price_of
             surveys = (target.survey for target in part.targets)
             each = (price_of(survey.price) * chance(survey) for survey in surveys)
-            found = self._values[part] = sorted(
+            found = sorted(
                 ((value, bit) for bit, value in enumerate(each)), key=lambda both: (-both[0], both[1])
             )
+            if price_of is self._price_of:  # not if another currency has come meanwhile, in another thread
+                self._values[part] = found
         return found
 
 
