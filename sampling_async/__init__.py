@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._calls.retry import RetryPolicy
+from sampling_async._contract.currencies import CurrencyRates
 from sampling_async._contract.errors import (
     BadRequestError,
     ClientClosedError,
@@ -79,6 +80,7 @@ __all__ = [
     "ChangeKind",
     "ClientClosedError",
     "Connections",
+    "CurrencyRates",
     "DecodeError",
     "Delivery",
     "Endpoint",

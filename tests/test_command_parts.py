@@ -175,7 +175,7 @@ def test_the_time_left_ends_at_the_cap(monkeypatch):
         expected_value=0.0,
     )
     client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
-    metrics = _campaign_view.RunMetrics(run, client, None)
+    metrics = _campaign_view.RunMetrics(run, client)
     now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
     metrics.measure()
     assert metrics.seconds_left == 80 / (19 / 2)
@@ -194,6 +194,7 @@ def metrics_of(state="rate", seconds_left=3700.2):
         members=2_000_000,
         requests=1_000_000,
         expected_value=123_456_789.0,
+        worth="123,456,789.00 (currency 1)",
     )
     refusals = {(28, "QUOTA_FULL"): 500_000, (999, "A\x1bNAME" + "E" * 200): 3}
     return SimpleNamespace(

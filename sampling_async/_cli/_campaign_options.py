@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._cli._currencies import HELP
 from sampling_async._cli._match_options import MatchOptions
 from sampling_async._cli._options import beyond, given
 
@@ -96,6 +97,7 @@ class Settings:
         "The store of `notifications serve`: the share of invites that ended in a complete so far counts in "
         "place of the IR and --rate, by quota and survey.",
     )
+    currency_rates: Path | None = _of_plan("FILE", HELP)
     cost: float | None = _of_plan("X", "What an invite costs you. Default: 0.", min=0)
     watch: float | None = _of_run(
         "SECONDS",
@@ -128,7 +130,17 @@ class Settings:
 
 
 _OF_THE_PLAN: Final = (
-    *("column", "bands", "at_least_one", "allocate", "overshoot", "rate", "rates_from", "cost"),
+    *(
+        "column",
+        "bands",
+        "at_least_one",
+        "allocate",
+        "overshoot",
+        "rate",
+        "rates_from",
+        "currency_rates",
+        "cost",
+    ),
 )
 
 DEFAULTS: Final = Settings(
@@ -166,8 +178,8 @@ class SavedOptions:
         found: dict[str, Any] = {} if text is None else json.loads(text)
         known = {each.name for each in fields(Settings)}
         values = {name: value for name, value in found.items() if name in known and value is not None}
-        if "bands" in values:
-            values["bands"] = Path(values["bands"])
+        for name in {"bands", "currency_rates"} & values.keys():
+            values[name] = Path(values[name])
         return cls(panel=found.get("panel"), settings=evolve(DEFAULTS, **values))
 
 

@@ -22,6 +22,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign_options import DEFAULTS, LimitOptions, RunOptions, SavedOptions, Settings
 from sampling_async._cli._campaign_view import Display, RunMetrics
 from sampling_async._cli._connection import ServiceOptions, fail
+from sampling_async._cli._currencies import read_rates
 from sampling_async._cli._panel_files import read_inventory
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._stores import existing_store
@@ -209,8 +210,7 @@ class CampaignJob:
             view.show_plan(ready.plan)
         if self.options.dry_run:
             if show.as_lines(self.options.as_json):
-                value = round(ready.plan.expected_value, 2)
-                show.emit_json({**show.fields_of(ready.plan), "ExpectedValue": value})
+                show.emit_json(view.plan_json(ready.plan))
             show.note(self._nothing_requested)
             raise typer.Exit(DONE)
         if not ready.plan.pairs:
@@ -244,7 +244,12 @@ def resume_command(folder: Path) -> str:
 
 
 def _allocate(settings: Settings, rates: LearnedRates | float) -> Allocate:
-    return Allocate(settings.allocate or 5, overshoot=settings.overshoot or 1.0, rates=rates)
+    return Allocate(
+        settings.allocate or 5,
+        overshoot=settings.overshoot or 1.0,
+        rates=rates,
+        currency_rates=read_rates(settings.currency_rates),
+    )
 
 
 def _rates_of(settings: Settings) -> LearnedRates | float:
@@ -288,7 +293,8 @@ def _checked(saved: SavedOptions) -> SavedOptions:
         if settings.rate not in (None, DEFAULTS.rate):
             raise InvalidRequestError("--rate and --rates-from are two sources of one number: give one of them")
         _require_saveable("--rates-from", settings.rates_from)
-    _allocate(settings, settings.rate or 1.0)
+    # The file of rates is only needed for a plan: a campaign goes on without it.
+    _allocate(evolve(settings, currency_rates=None), settings.rate or 1.0)
     return saved
 
 
@@ -296,6 +302,7 @@ def _absolute(settings: Settings) -> Settings:
     return evolve(
         settings,
         bands=None if settings.bands is None else settings.bands.absolute(),
+        currency_rates=None if settings.currency_rates is None else settings.currency_rates.absolute(),
         notifications=_absolute_store(settings.notifications),
         rates_from=_absolute_store(settings.rates_from),
     )
@@ -374,7 +381,7 @@ class _ShownRun:
         async with following(client, self._settings) as live:
             async with self._campaign(client, live).run() as run:
                 self._signals.on_first_signal = partial(self._stop, run)
-                metrics = RunMetrics(run, client, self.ready.plan.currency_id)
+                metrics = RunMetrics(run, client)
                 self._display = Display(metrics, as_lines=self.as_lines)
                 # Kept, because a task group would raise it inside an ExceptionGroup.
                 failure: Exception | None = None

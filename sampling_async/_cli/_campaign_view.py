@@ -13,6 +13,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+from attrs import fields
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
@@ -42,8 +43,8 @@ _UNKNOWN: Final = "-"  # a figure that nobody knows
 class RunMetrics:
     """A run, and the figures that `measure` finds of it."""
 
-    def __init__(self, run: CampaignRun, client: SamplingClient, currency_id: int | None) -> None:
-        self.run, self.currency_id = run, currency_id  # None if there are several
+    def __init__(self, run: CampaignRun, client: SamplingClient) -> None:
+        self.run = run
         self.tally = Tally()
         self.ended_as: str | None = None
         self.refusals: Counter[tuple[int | None, str | None]] = Counter()  # by code and name
@@ -150,13 +151,13 @@ def account(pairs: Pairs) -> str:
 
 
 def show_plan(plan: Plan) -> None:
-    console, worth = _on_stderr(), money(plan.expected_value, plan.currency_id)
+    console = _on_stderr()
     rows = {
         "Members": f"{plan.members:,}, {plan.matched:,} of them with quotas",
         "Pairs": f"{plan.pairs:,}, {plan.certain:,} of them match certainly",
         "Requests": f"{plan.requests:,}",
         "Quotas": f"{plan.quotas:,}, with room for {count_of(plan.room, 'invite')} in all",
-        "Expected": f"{count_of(plan.expected_invites, 'invite')}, worth {worth}",
+        "Expected": f"{count_of(plan.expected_invites, 'invite')}, worth {plan.worth}",
         **_limit_rows(plan.limits),
     }
     title = "The plan" if plan.number == 1 else f"The plan, number {plan.number}"
@@ -166,16 +167,16 @@ def show_plan(plan: Plan) -> None:
         show.warn(warning)
 
 
+def plan_json(plan: Plan) -> dict[str, Any]:
+    names = " ".join(each.name for each in fields(type(plan)) if each.name != "currency_rates")
+    return {**show.fields_of(plan, names), "ExpectedValue": _rounded(plan.expected_value)}
+
+
 def _on_stderr() -> Console:
     console = show.stderr_console()
     if not console.is_terminal:
         console.width = _LONG  # a log wraps nothing
     return console
-
-
-def money(value: float, currency_id: int | None) -> str:
-    """Return an amount, with the ID of its currency if there is only one."""
-    return f"{value:,.2f}" + ("" if currency_id is None else f" (currency {currency_id})")
 
 
 def _limit_rows(limits: Mapping[str, str]) -> dict[str, str]:
@@ -215,7 +216,7 @@ def figures_view(metrics: RunMetrics) -> Table:
         f"  {count_of(run.requests, 'request')}, {metrics.invites_per_second:,.1f} invites/s, "
         f"{metrics.requests_per_second:,.1f} requests/s, limit {metrics.limit:g}"
     )
-    worth = f"  expected value {money(run.expected_value, metrics.currency_id)}"
+    worth = f"  expected value {run.worth}"
     left = metrics.seconds_left
     table.add_row(worth if left is None else f"{worth}, {timedelta(seconds=ceil(left))} left")
     for (code, result), count in metrics.refusals.most_common(_MOST_CODES):
@@ -232,13 +233,17 @@ def figures_json(metrics: RunMetrics) -> dict[str, Any]:
         "InvitesPerSecond": round(metrics.invites_per_second, 1),
         "RequestsPerSecond": round(metrics.requests_per_second, 1),
         "Limit": metrics.limit,
-        "ExpectedValue": round(metrics.run.expected_value, 2),
+        "ExpectedValue": _rounded(metrics.run.expected_value),
         "SecondsLeft": None if metrics.seconds_left is None else ceil(metrics.seconds_left),
         "Refusals": [
             {"ResultCode": code, "Result": code_name(code, result).partition(" ")[2], "Pairs": count}
             for (code, result), count in metrics.refusals.most_common(_MOST_CODES)
         ],
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
 
 
 def pairs_json(pairs: Pairs) -> dict[str, int]:
@@ -257,9 +262,10 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "Requests": summary.requests,
         "InvitesPerRequest": round(summary.invites_per_request, 4),
         "SuccessRate": round(summary.success_rate, 4),
-        "ExpectedValue": round(summary.expected_value, 2),
-        "PlannedValue": round(summary.planned_value, 2),
+        "ExpectedValue": _rounded(summary.expected_value),
+        "PlannedValue": _rounded(summary.planned_value),
         "Spent": round(summary.spent, 2),
+        "ByCurrency": {str(each): show.fields_of(sums) for each, sums in summary.by_currency.items()},
         **show.fields_of(summary, "currency_id runs started_at ended_at limits"),
     }
 
@@ -283,7 +289,9 @@ def _summary_rows(summary: Summary) -> Iterator[tuple[str, str | Text]]:
     yield "Members", f"{summary.invited_members:,} with invites, of {summary.members:,}"
     yield (
         "Expected value",
-        f"{money(summary.expected_value, summary.currency_id)} of {summary.planned_value:,.2f} planned",
+        f"{summary.worth()} of "
+        + (summary.worth("planned_value") if summary.planned_value is None else f"{summary.planned_value:,.2f}")
+        + " planned",
     )
     if summary.spent:
         yield "Spent at most", f"{summary.spent:,.2f}"
@@ -319,9 +327,8 @@ def show_end(summary: Summary, reason: str) -> None:
     text = "The campaign is finished" if is_done else f"The campaign has stopped: {reason or summary.reason}"
     console.print(show.plain(text, "bold green" if is_done else "bold yellow"))
     console.print(account(summary.pairs))
-    worth = money(summary.expected_value, summary.currency_id)
     console.print(
-        f"{count_of(summary.requests, 'request')}, expected value {worth},"
+        f"{count_of(summary.requests, 'request')}, expected value {summary.worth()},"
         f" success rate {summary.success_rate:.1%}"
     )
     if ends := ends_text(summary):
@@ -340,7 +347,7 @@ def ends_text(summary: Summary) -> str:
     taken_back = f", {count_of(total.reconciled, 'reconciliation')}" * bool(total.reconciled)
     return (
         f"{count_of(total.completed, 'complete')}{rate}, {count_of(total.terminated, 'terminate')}{taken_back},"
-        f" revenue {money(float(total.revenue), summary.currency_id)}"
+        f" revenue {summary.worth('revenue')}"
     )
 
 
@@ -362,6 +369,7 @@ def show_comparison(comparison: CampaignComparison) -> None:
         for name, (text, read) in FIGURES.items()
     ]
     columns = [("Figure", 0), *((night.name, place) for place, night in enumerate(nights, 1))]
+    rows.append(("Currency", *(night.currency for night in nights)))
     known = [row for row in rows if any(text != _UNKNOWN for text in row[1:])]
     console.print(show.fitting_table(known, columns, console.width))
     for text in comparison.changes():

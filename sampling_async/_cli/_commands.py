@@ -17,6 +17,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli import _sources
 from sampling_async._cli._bulk_run import BulkRun, OutcomePrinter, of_many_members, of_one_member
 from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, fail
+from sampling_async._cli._currencies import HELP, read_rates
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import AsJSON, argument, flag, option, takes
 from sampling_async._cli._process import release_signals
@@ -128,6 +129,7 @@ def quotas(
         ),
     ] = True,
     survey: Annotated[int | None, option("ID", "Show only this survey, with its quotas.", min=1)] = None,
+    currency_rates: Annotated[Path | None, option("FILE", f"{HELP} For the table and --html.")] = None,
     html: Annotated[
         Path | None,
         option("FILE", "Write a page: price by LOI by IR, what a minute is worth. With a panel: see `match`."),
@@ -138,6 +140,7 @@ def quotas(
 
     With --csv, each quota is a row.
     """
+    rates = read_rates(currency_rates)
     inventory = service.call(lambda client: client.get_quotas(include_routables=routables))
     surveys = tuple(each for each in inventory.surveys if survey in {None, each.survey_id})
     if survey is not None and not surveys:
@@ -145,7 +148,7 @@ def quotas(
     if html is not None:
         from sampling_async._cli._pages import write_inventory_page  # noqa: PLC0415  only for this
 
-        write_inventory_page(html, surveys)
+        write_inventory_page(html, surveys, rates=rates)
     if show.is_csv():
         show.emit_quotas(inventory, surveys)
     elif as_json:
@@ -156,7 +159,7 @@ def quotas(
         show.emit_all(surveys)
     else:
         screen = show.screen()
-        screen.print(show.quotas_table(surveys, screen.width))
+        screen.print(show.quotas_table(surveys, screen.width, rates.names if rates else None))
         if survey is None:
             screen.print(show.inventory_caption(inventory))
         for each in surveys if survey is not None else ():

@@ -80,7 +80,7 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
             Plan=f"{plan.pairs:,} pairs in {plan.requests:,} requests, at most {PER_MEMBER} for each member",
             Invites=f"{_share(summary.success_rate)} of the requested pairs ended in an invite: "
             f"{summary.pairs.invited:,} invites, {summary.invites_per_request:.1f} a request, "
-            f"expected value {summary.expected_value:,.0f} (price x IR)",
+            f"expected value {summary.expected_value or 0:,.0f} (price x IR)",
             Speed=f"{summary.active_seconds:.1f} s, {latency.count:,} bulk requests: "
             + "  ".join(f"{name} {getattr(latency, name) * 1000:.0f} ms" for name in _PERCENTILES),
             Surveys=f"{completed:,} completes worth {findings.revenue:,.2f}, {terminated:,} terminates",
@@ -152,7 +152,7 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
     return {
         "SuccessRate": round(summary.success_rate, 4),
         "InvitesPerRequest": round(summary.invites_per_request, 3),
-        "ExpectedValue": round(summary.expected_value, 2),
+        "ExpectedValue": round(summary.expected_value or 0, 2),
         "Members": demo.members,
         "Surveys": len(findings.inventory.surveys),
         "Quotas": _quotas_in(findings.inventory),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._cli import _currencies
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import given
 from sampling_async.matching import MatchPolicy, QuestionKinds
@@ -50,6 +51,7 @@ class MatchOptions:
         "A JSON file of age bands: answer ID to first and last year. Default: the file "
         "PANEL.bands.json beside the panel, if it exists.",
     )
+    currency_rates: Path | None = given("FILE", f"{_currencies.HELP} For --allocate and --html.")
     at_least_one: bool = given(
         "", "A member may fit several sub-quotas of a layer.", "--at-least-one", default=False
     )
@@ -85,12 +87,16 @@ class MatchOptions:
             raise InvalidRequestError("give only one of --top, --requests, --allocate and --sample")
         if self.html is not None and (self.output is not None or not self.counts):
             raise InvalidRequestError("--html is about all quotas: leave out --output, --top and the like")
+        if self.currency_rates is not None and self.allocate is None and self.html is None:
+            raise InvalidRequestError(
+                "--currency-rates is for --allocate and --html: the others compare no prices"
+            )
         if self.output is not None and show.is_csv():
             raise InvalidRequestError(
                 "--output FILE.csv writes CSV to a file, --csv to stdout: give one of them"
             )
         if self.allocate is not None:
-            return Allocate(self.allocate)
+            return Allocate(self.allocate, currency_rates=_currencies.read_rates(self.currency_rates))
         n = self.top or self.requests
         if n is not None:
             return TopK(n)

@@ -9,14 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define
+from attrs import define, evolve
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
+from sampling_async._cli._currencies import read_rates
 from sampling_async._cli._match_options import check_place
 from sampling_async._cli._pages import write_inventory_page
 from sampling_async._contract.checks import count_of
+from sampling_async._contract.currencies import PLACES_ALONE, not_compared
 from sampling_async._contract.records import wire_name
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from sampling_async import Quotas, Survey
     from sampling_async._cli._connection import ServiceOptions
     from sampling_async._cli._match_options import MatchOptions
+    from sampling_async.matching import Output
     from sampling_async.matching.panel import PanelFile
 
 SHOWN: Final = 40
@@ -136,12 +139,13 @@ class MatchRun:
             written.check_output(options.output, self._panel, options.inventory)
         if options.html is not None:
             check_place("--html", options.html)
+            read_rates(options.currency_rates)
         if options.inventory is None:
             inventory: Quotas | tuple[Survey, ...] = self._service.call(lambda client: client.get_quotas())
         else:
             inventory = written.read_inventory(options.inventory)
         index = QuotaIndex(inventory, kinds=kinds, policy=options.policy)
-        matcher = PanelMatcher(index, wanted)
+        matcher = PanelMatcher(index, _comparing(wanted, index))
         names = _OTHERS | {str(question_id) for question_id in matcher.questions}
         opened = partial(files.opened, self._panel, names, renamed, matcher.text_columns)
         source = opened()
@@ -184,7 +188,9 @@ class MatchRun:
         batches = list(results)
         rows = [row for batch in batches for row in batch.to_pylist()]
         fits = {row["quota_id"]: (row["certain"], row["possible"]) for row in rows}
-        write_inventory_page(html, surveys, fits, members=followed.members)
+        write_inventory_page(
+            html, surveys, fits, members=followed.members, rates=read_rates(self._options.currency_rates)
+        )
         return iter(batches)
 
     def _output(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
@@ -292,3 +298,12 @@ class Followed:
             yield batch
         if not self.members:
             raise InvalidRequestError("the panel has no members")
+
+
+def _comparing(wanted: Output, index: QuotaIndex) -> Output:
+    """Return what is wanted; say once if prices cannot be compared."""
+    currencies = {target.survey.price.currency_id for target in index.quota_ids.targets()}
+    if not isinstance(wanted, Allocate) or not wanted.counts_prices_alike(currencies):
+        return wanted
+    show.warn(not_compared(currencies))
+    return evolve(wanted, currency_rates=PLACES_ALONE)

@@ -14,20 +14,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from sampling_async import Survey
+    from sampling_async import CurrencyRates, Survey
     from sampling_async.campaign import CampaignComparison
     from sampling_async.campaign._inventory_page import Fits
 
 
 def write_inventory_page(
-    output: Path, surveys: Sequence[Survey], fits: Fits | None = None, *, members: int = 0
+    output: Path,
+    surveys: Sequence[Survey],
+    fits: Fits | None = None,
+    *,
+    members: int = 0,
+    rates: CurrencyRates | None = None,
 ) -> None:
     """Write the page of an inventory, with what a panel fits, if there is one."""
 
     def page() -> str:
         from sampling_async.campaign._inventory_page import inventory_page  # noqa: PLC0415  needs Jinja2
 
-        return inventory_page(surveys, fits, members=members)
+        return inventory_page(surveys, fits, members=members, currency_rates=rates)
 
     _write(output, page)
 

@@ -228,8 +228,12 @@ def fitting_table(rows: Sequence[Sequence[str]], columns: Sequence[tuple[str, in
     return table
 
 
-def quotas_table(surveys: Iterable[Survey], width: int) -> Table:
-    """Return a table of the inventory, one survey a row, as wide as the terminal at most."""
+def quotas_table(surveys: Iterable[Survey], width: int, currencies: Mapping[int, str] | None = None) -> Table:
+    """Return a table of the inventory, one survey a row, as wide as the terminal at most.
+
+    `currencies` are names by ID.
+    """
+    names = currencies or {}
     rows = [
         (
             str(survey.survey_id),
@@ -237,7 +241,7 @@ def quotas_table(surveys: Iterable[Survey], width: int) -> Table:
             str(survey.loi),
             str(survey.ir),
             f"{survey.price.amount:.2f}",
-            str(survey.price.currency_id),
+            names.get(survey.price.currency_id) or str(survey.price.currency_id),
             str(len(survey.quotas)),
             f"{survey.estimated_completes_remaining:,}",
             " ".join(str(device) for device in survey.device_type_ids),

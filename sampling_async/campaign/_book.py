@@ -63,7 +63,7 @@ class Book:
         self._retry_seconds = retry_seconds
         self.counts: Counter[str] = Counter()  # pairs by state
         self.spent = spent
-        self.expected = 0.0
+        self.expected: dict[int, float] = {}  # what the invites are expected to bring, by currency of the pairs
         self.asked = 0  # pairs that were requested and have no outcome yet
         self.asked_cost = 0.0
         self.stop: str | None = None  # why the campaign cannot go on
@@ -72,11 +72,14 @@ class Book:
             place = self._places[quota_id]
             if state in _COMMITTED:
                 place.left -= count
-            if state == "invited":
-                self.expected += value
+            self._expect(place, value if state == "invited" else 0.0)
         # The rooms of this plan already exclude what was invited, or is unknown, of earlier ones.
         for quota_id, count in (earlier or {}).items():
             self._places[quota_id].left += count
+
+    def _expect(self, place: _Place, value: float) -> None:
+        currency = place.quota.currency or 0
+        self.expected[currency] = self.expected.get(currency, 0.0) + value
 
     @property
     def pairs(self) -> Pairs:
@@ -187,7 +190,7 @@ class Book:
         assert invite is not None
         place.refused = (0, 0)
         self.spent += max(place.quota.cost, invite.member_amount or 0.0)
-        self.expected += place.quota.value
+        self._expect(place, place.quota.value)
         self._close(member, outcome, notes)
         survey, amounts = (invite.survey_id, invite.wave_id), (invite.partner_amount, invite.member_amount)
         notes.invites.append(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from attrs import field, frozen
 
+from sampling_async._contract.currencies import unit_of
 from sampling_async._contract.records import counted
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async.campaign._summary import QuotaFill, Summary
@@ -33,7 +34,8 @@ def _conversion(summary: Summary) -> Figure:
 
 
 def _revenue(summary: Summary) -> Figure:
-    return None if summary.ends is None else float(summary.ends.total.revenue)
+    revenue = None if summary.ends is None else summary.ends.total.revenue
+    return None if revenue is None else float(revenue)
 
 
 FIGURES: Final[Mapping[str, tuple[str, Callable[[Summary], Figure]]]] = {
@@ -52,6 +54,8 @@ FIGURES: Final[Mapping[str, tuple[str, Callable[[Summary], Figure]]]] = {
 }
 """The figures of a night: their names, and where they stand in a summary. None is not known."""
 
+MONEY: Final = frozenset({"expected_value", "revenue"})
+_SEVERAL: Final = "several, or not known"
 SHARES: Final = frozenset({"success_rate", "conversion"})
 
 
@@ -71,6 +75,11 @@ class ComparedNight:
     def figures(self) -> dict[str, Figure]:
         """Its figures, see `FIGURES`."""
         return {name: read(self.summary) for name, (_, read) in FIGURES.items()}
+
+    @property
+    def currency(self) -> str:
+        """What its money is in."""
+        return unit_of(self.summary.currency_id, self.summary.currency_rates) or _SEVERAL
 
     @property
     def codes(self) -> dict[str, int]:

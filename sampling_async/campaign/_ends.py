@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field
 
+from sampling_async._contract.currencies import total_of
 from sampling_async.campaign._summary import Conversion, Ends
 from sampling_async.notifications import SurveyEnding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+    from sampling_async._contract.currencies import CurrencyRates
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._summary import QuotaFill
     from sampling_async.notifications import OutcomeLedger, OutcomeRow
@@ -30,20 +33,59 @@ class _InviteOf(NamedTuple):
     at: float
 
 
+_OF_ONE: Final = partial(total_of, rates=None)
+
+
 @define
 class _Sums:
     counts: Counter[str] = field(factory=Counter[str])
-    expected: float = 0.0
-    revenue: Decimal = Decimal(0)
+    # By currency, since a complete has the currency of its survey.
+    expected: dict[int, float] = field(factory=dict[int, float])
+    revenue: dict[int, Decimal] = field(factory=dict[int, Decimal])
 
-    def add(self, row: OutcomeRow) -> None:
+    def add(self, row: OutcomeRow, currency_id: int) -> None:
         self.counts[row.ending.value] += 1
-        self.revenue += row.revenue
+        self.revenue[currency_id] = self.revenue.get(currency_id, Decimal(0)) + row.revenue
 
-    def conversion(self, **of: Any) -> Conversion:
+    def take(self, other: _Sums) -> None:
+        self.counts.update(other.counts)
+        for each, expected in other.expected.items():
+            self.expected[each] = self.expected.get(each, 0.0) + expected
+        for each, revenue in other.revenue.items():
+            self.revenue[each] = self.revenue.get(each, Decimal(0)) + revenue
+
+    def conversion(
+        self,
+        added: Callable[[Mapping[int, float]], float | None] = _OF_ONE,
+        rates: CurrencyRates | None = None,
+        **of: Any,
+    ) -> Conversion:
         names = ("invited", "entered", "completed", "terminated", "reconciled")
         counts: dict[str, Any] = {name: self.counts[name] for name in names}
-        return Conversion(**of, **counts, expected=self.expected, revenue=self.revenue)
+        currencies = self.expected.keys() | self.revenue.keys()
+        return Conversion(
+            **of,
+            **counts,
+            expected=added(self.expected),
+            revenue=_added_exactly(self.revenue, rates),
+            currency_id=(next(iter(currencies)) or None) if len(currencies) == 1 and rates is None else None,
+        )
+
+
+def _added_exactly(sums: Mapping[int, Decimal], rates: CurrencyRates | None) -> Decimal | None:
+    if rates is None and len(sums) <= 1:
+        return sum(sums.values(), Decimal(0))
+    total = total_of({each: float(revenue) for each, revenue in sums.items()}, rates)
+    return None if total is None else Decimal(str(round(total, 2)))
+
+
+def revenue_by_currency(found: Iterable[Conversion]) -> dict[int, Decimal]:
+    """Return the revenue of some quotas, each of which has one currency."""
+    sums: dict[int, Decimal] = {}
+    for each in found:
+        currency = each.currency_id or 0
+        sums[currency] = sums.get(currency, Decimal(0)) + (each.revenue or 0)
+    return sums
 
 
 def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: OutcomeLedger) -> Ends:
@@ -56,7 +98,10 @@ def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: Outco
     by_quota: dict[int, _Sums] = {}
     for quota_id, invited in ledger.read("SELECT quota, count(*) FROM invites GROUP BY quota"):
         if quota_id in fills:  # a run that is active may have added one since
-            by_quota[quota_id] = _Sums(Counter(invited=invited), invited * fills[quota_id].value)
+            fill = fills[quota_id]
+            currency = fill.currency_id or 0
+            expected, revenue = {currency: invited * fill.value}, {currency: Decimal(0)}
+            by_quota[quota_id] = _Sums(Counter(invited=invited), expected, revenue)
     by_hour: dict[int, _Sums] = {}
     reasons: Counter[str] = Counter()
     entered: set[tuple[str, int]] = set()
@@ -71,8 +116,9 @@ def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: Outco
             sums.counts["entered"] += 1
         if row.ended_at is None:
             continue
-        sums.add(row)
-        by_hour.setdefault(int(row.ended_at.timestamp()) // _HOUR, _Sums()).add(row)
+        currency = fills[invite.quota].currency_id or 0
+        sums.add(row, currency)
+        by_hour.setdefault(int(row.ended_at.timestamp()) // _HOUR, _Sums()).add(row, currency)
         if row.ending is SurveyEnding.TERMINATED:
             reasons[row.reason or ""] += 1
     surveys: dict[tuple[int, int, str], _Sums] = {}
@@ -81,34 +127,46 @@ def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: Outco
         fill = fills[quota_id]
         of_survey = surveys.setdefault((fill.survey_id, fill.wave_id, fill.survey_name), _Sums())
         for whole in (of_survey, total):
-            whole.counts.update(sums.counts)
-            whole.expected += sums.expected
-            whole.revenue += sums.revenue
+            whole.take(sums)
+    rates, added = ledger.currency_rates(), ledger.adding()
     return Ends(
-        total=total.conversion(),
+        total=total.conversion(added, rates),
         reasons=dict(reasons.most_common()),
         surveys=_ordered(
-            sums.conversion(survey_id=survey_id, wave_id=wave_id, survey_name=name)
-            for (survey_id, wave_id, name), sums in surveys.items()
+            (
+                sums.conversion(survey_id=survey_id, wave_id=wave_id, survey_name=name)
+                for (survey_id, wave_id, name), sums in surveys.items()
+            ),
+            rates,
         ),
         quotas=_ordered(
-            sums.conversion(
-                survey_id=fills[quota_id].survey_id,
-                wave_id=fills[quota_id].wave_id,
-                survey_name=fills[quota_id].survey_name,
-                quota_id=quota_id,
-            )
-            for quota_id, sums in by_quota.items()
+            (
+                sums.conversion(
+                    survey_id=fills[quota_id].survey_id,
+                    wave_id=fills[quota_id].wave_id,
+                    survey_name=fills[quota_id].survey_name,
+                    quota_id=quota_id,
+                )
+                for quota_id, sums in by_quota.items()
+            ),
+            rates,
         ),
         hours=tuple(
-            by_hour[hour].conversion(hour=datetime.fromtimestamp(hour * _HOUR, UTC)) for hour in sorted(by_hour)
+            by_hour[hour].conversion(added, rates, hour=datetime.fromtimestamp(hour * _HOUR, UTC))
+            for hour in sorted(by_hour)
         ),
     )
 
 
-def _ordered(found: Iterable[Conversion]) -> tuple[Conversion, ...]:
-    """Return what brought most first; what brought nothing, by its invites."""
-    return tuple(sorted(found, key=lambda each: (-each.revenue, -each.invited, each.quota_id or 0)))
+def _ordered(found: Iterable[Conversion], rates: CurrencyRates | None) -> tuple[Conversion, ...]:
+    """Return what brought most first, without rates in each currency; what brought nothing, by its invites."""
+
+    def key(each: Conversion) -> tuple[float, ...]:
+        currency = each.currency_id or 0
+        revenue = float(each.revenue or 0) * (rates.by_id.get(currency, 1.0) if rates else 1.0)
+        return 0 if rates else currency, -revenue, -each.invited, each.quota_id or 0
+
+    return tuple(sorted(found, key=key))
 
 
 _INVITES_OF: Final = """

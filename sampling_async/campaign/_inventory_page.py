@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -9,15 +10,25 @@ from attrs import frozen
 
 from sampling_async import Quota, Survey
 from sampling_async._contract.checks import count_of
+from sampling_async._contract.currencies import (
+    each_in_words,
+    label_of,
+    money_in_words,
+    must_count_alike,
+    prices_in_one,
+    total_of,
+)
 from sampling_async._protocol.rates import qualifying
 from sampling_async.campaign import _charts as charts
 from sampling_async.campaign._charts import Dot
 from sampling_async.campaign._pages import LONGEST_TITLE, clean, rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from markupsafe import Markup
+
+    from sampling_async import CurrencyRates, Price
 
 Fits: TypeAlias = "Mapping[int, tuple[int, int]]"
 """How many members of a panel fit a quota, by its ID: certainly, and possibly."""
@@ -74,11 +85,16 @@ class _SurveyBand:
 
     surveys: int
     room: int
-    price: float  # the median
+    prices: Mapping[int, float]  # the median by currency
 
 
 def inventory_page(
-    surveys: Sequence[Survey], fits: Fits | None = None, *, members: int = 0, title: str = "Inventory"
+    surveys: Sequence[Survey],
+    fits: Fits | None = None,
+    *,
+    members: int = 0,
+    title: str = "Inventory",
+    currency_rates: CurrencyRates | None = None,
 ) -> str:
     """Return the page of an inventory.
 
@@ -87,28 +103,39 @@ def inventory_page(
         fits: What a panel fits, if there is one; a quota that is missing is fitted by nobody.
         members: How many members that panel has.
         title: The title of the page.
+        currency_rates: The worth of one unit of each currency, if there are several, and their names. Without
+            it, sums and pictures are by currency, and the order is by room and IR alone.
     """
+    found = {survey.price.currency_id for survey in surveys}
+    price_of = prices_in_one(found, currency_rates)
     rows = [
         _QuotaRow(survey, quota, None if fits is None else fits.get(quota.quota_id, (0, 0)))
         for survey in surveys
         for quota in survey.quotas
     ]
-    rows.sort(key=lambda row: (-row.worth, row.quota.quota_id))
+    rows.sort(key=lambda row: (-row.room * price_of(row.survey.price), row.quota.quota_id))
     nobody = [row for row in rows if row.room and row.fits is not None and not sum(row.fits)]
     bands = [*(band for _, *band in _IR), _HIGHER, _UNKNOWN]
-    currencies = {survey.price.currency_id for survey in surveys}
+    currencies = {each: label_of(each, currency_rates) for each in sorted(found)} if len(found) > 1 else {}
     return rendered(
         "inventory.html",
         title=clean(title, LONGEST_TITLE) or "Inventory",
         surveys=surveys,
         rows=rows,
-        best=_best(surveys),
+        best=_best(surveys, price_of),
         nobody=nobody,
         few=[row for row in rows if row.fits is not None and sum(row.fits) > 0 and row.fits[0] < row.room],
         has_panel=fits is not None,
         members=members,
-        currency_id=currencies.pop() if len(currencies) == 1 else None,
-        plot=_plot(surveys),
+        currencies=currencies,
+        currency=label_of(min(found), currency_rates) if len(found) == 1 else "",
+        is_alike=must_count_alike(found, currency_rates),
+        worth_of=lambda some: _worth_of(some, currency_rates),
+        in_words=lambda sums: each_in_words(sums, currency_rates),
+        plots={
+            each: _plot([survey for survey in surveys if survey.price.currency_id == each])
+            for each in sorted(found)
+        },
         legend={
             kind: f"IR {text}" for text, kind in (*((text, kind) for _, text, kind in _IR), _HIGHER, _UNKNOWN)
         },
@@ -125,14 +152,25 @@ def _room(survey: Survey) -> int:
     return max(0, survey.estimated_completes_remaining)
 
 
-def _best(surveys: Sequence[Survey]) -> list[tuple[Survey, float]]:
-    """Return the surveys with room by what a member earns you a minute: price times IR by LOI."""
-    worth = [
-        (survey, survey.price.amount * qualifying(survey) / max(1, survey.loi))
-        for survey in surveys
-        if _room(survey)
-    ]
-    return sorted(worth, key=lambda each: (-each[1], each[0].survey_id))
+def _worth_of(rows: Iterable[_QuotaRow], rates: CurrencyRates | None) -> str:
+    """Return what the room of some quotas is worth, in words."""
+    sums: dict[int, float] = {}
+    for row in rows:
+        currency = row.survey.price.currency_id
+        sums[currency] = sums.get(currency, 0.0) + row.worth
+    if len(sums) < 2:  # noqa: PLR2004  one needs no name beside each sum
+        return f"{sum(sums.values(), 0.0):,.2f}"
+    return money_in_words(total_of(sums, rates), None, sums, rates)
+
+
+def _best(surveys: Sequence[Survey], price_of: Callable[[Price], float]) -> list[tuple[Survey, float, float]]:
+    """Return the surveys with room by what a member earns you a minute: price times IR by LOI.
+
+    Each with that in its currency, and with that by which it is compared.
+    """
+    shares = [(each, qualifying(each) / max(1, each.loi)) for each in surveys if _room(each)]
+    worth = [(each, each.price.amount * share, price_of(each.price) * share) for each, share in shares]
+    return sorted(worth, key=lambda each: (-each[2], each[0].survey_id))
 
 
 def _loi_band(survey: Survey) -> str:
@@ -151,9 +189,16 @@ def _cells(surveys: Sequence[Survey]) -> dict[tuple[str, str], _SurveyBand]:
     for survey in surveys:
         by_band.setdefault((_loi_band(survey), _ir_band(survey)[0]), []).append(survey)
     return {
-        bands: _SurveyBand(len(found), sum(map(_room, found)), median(each.price.amount for each in found))
+        bands: _SurveyBand(len(found), sum(map(_room, found)), _medians(found))
         for bands, found in by_band.items()
     }
+
+
+def _medians(surveys: Sequence[Survey]) -> dict[int, float]:
+    found: dict[int, list[float]] = {}
+    for survey in surveys:
+        found.setdefault(survey.price.currency_id, []).append(survey.price.amount)
+    return {currency: median(prices) for currency, prices in found.items()}
 
 
 def _plot(surveys: Sequence[Survey]) -> Markup | str:

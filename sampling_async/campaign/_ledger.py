@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async import Invite, InviteOutcome
 from sampling_async._contract.checks import text_of
+from sampling_async._contract.currencies import CurrencyRates, total_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.requests import member_code_of
@@ -23,7 +25,7 @@ from sampling_async.campaign._limits import Limits
 if TYPE_CHECKING:
     import os
     import sqlite3
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from sampling_async._contract.checks import Text
     from sampling_async.campaign._ledger_file import Notes
@@ -126,6 +128,19 @@ class CampaignLedger(LedgerFile):
         except BaseException:
             self.plan -= 1
             raise
+
+    def currency_rates(self) -> CurrencyRates | None:
+        """Return the rates that the latest plan was made with."""
+        if not (text := self.fact("currency_rates")):
+            return None
+        rates, names = ({int(each): value for each, value in found.items()} for found in json.loads(text))
+        return CurrencyRates(rates, names=names)
+
+    def adding(self) -> Callable[[Mapping[int, float]], float | None]:
+        """Return a function that adds values by currency. Values of the user's own are in one unit already."""
+        if self.fact("own_values"):
+            return lambda sums: sum(sums.values(), 0.0)
+        return partial(total_of, rates=self.currency_rates())
 
     def quotas(self) -> list[PlannedQuota]:
         query = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from attrs import evolve, field, frozen
 
 from sampling_async._contract.checks import count_of, number_from_0
+from sampling_async._contract.currencies import PLACES_ALONE, CurrencyRates, money_in_words, not_compared
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import Lesson, Rule, rule_for
@@ -62,8 +64,11 @@ class Plan:
         room: How many invites all quotas can use.
         expected_invites: How many of the pairs are expected to get an invite, up to the cap: all certain ones,
             and the share `Allocate.possible` of the others.
-        expected_value: What these invites bring: for each the value of its quota.
+        expected_value: What these invites bring: for each the value of its quota. With several currencies,
+            in the unit of `Allocate.currency_rates`; None without rates: what is in several does not add.
         currency_id: The currency of the prices; None if there are several.
+        by_currency: What these invites bring in each currency, by its ID; empty with values of your own.
+        currency_rates: The rates that the plan was made with.
         number: 1 for the first plan of a ledger, then one more for each top-up.
         warnings: What you should check before the run.
         limits: The limits, in words.
@@ -77,11 +82,18 @@ class Plan:
     quotas: int
     room: int
     expected_invites: int
-    expected_value: float
+    expected_value: float | None
     currency_id: int | None
+    by_currency: Mapping[int, float] = field(factory=dict[int, float])
+    currency_rates: CurrencyRates | None = None
     number: int = 1
     warnings: tuple[str, ...] = ()
     limits: Mapping[str, str] = field(factory=dict[str, str])
+
+    @property
+    def worth(self) -> str:
+        """`expected_value` in words, with its currency; with several currencies, what is in each."""
+        return money_in_words(self.expected_value, self.currency_id, self.by_currency, self.currency_rates)
 
     def __str__(self) -> str:
         lines = [
@@ -90,7 +102,7 @@ class Plan:
                 f"{count_of(self.pairs, 'pair')} in {count_of(self.requests, 'request')},"
                 f" {self.certain:,} of them match certainly"
             ),
-            f"{count_of(self.expected_invites, 'invite')} expected, worth {self.expected_value:,.2f}",
+            f"{count_of(self.expected_invites, 'invite')} expected, worth {self.worth}",
             f"{count_of(self.quotas, 'quota')} with room for {count_of(self.room, 'invite')}",
             *(f"limit: {name}: {value}" for name, value in self.limits.items()),
             *(f"note: {warning}" for warning in self.warnings),
@@ -121,6 +133,8 @@ class Planner:
     ) -> None:
         """Write a plan; for a top-up, `open_seconds` is how long an invite may still end in a complete."""
         less, allocate = None, self.allocate
+        if allocate.counts_prices_alike(self._currencies):
+            allocate = evolve(allocate, currency_rates=PLACES_ALONE)  # said in the plan, so not logged too
         if not allocate.reserves:
             # Without reserves a refusal leaves a member with less, and the lesson from it helps nobody.
             allocate = evolve(allocate, reserves=allocate.per_member)
@@ -164,7 +178,7 @@ class Planner:
         now: float,
     ) -> None:
         terms = matcher.terms()
-        quotas = list(self._quotas(terms.rooms, terms.values))
+        quotas = list(self._quotas(terms.rooms, terms.values, matcher.output.currency_rates))
         planning.add_quotas(quotas)
         members = matched = requests = 0
         by_quota, sure = Counter[int](), Counter[int]()  # the pairs of each quota, and those that are certain
@@ -183,7 +197,9 @@ class Planner:
             planning.add_pairs(pairs.repeated(numbers), quota_ids, pairs.ranks.tolist(), is_certain)
         if not members:
             raise InvalidRequestError(f"{source.name} has no members")
-        currencies = {quota.currency for quota in quotas if by_quota[quota.id]}
+        used = [quota for quota in quotas if by_quota[quota.id]]
+        currencies = {quota.currency for quota in used}
+        rates = self.allocate.currency_rates
         chance = self.allocate.possible
         expected = {id_: sure[id_] + chance * (number - sure[id_]) for id_, number in by_quota.items()}
         planning.note(
@@ -197,20 +213,36 @@ class Planner:
             room=sum(quota.room for quota in quotas),
             invites=round(sum(expected.values())),
             invited_before=planning.invited(),
-            value=sum(quota.value * expected.get(quota.id, 0.0) for quota in quotas),
+            values=json.dumps(sums_by_currency((each, each.value * expected[each.id]) for each in used)),
+            currency_rates="" if rates is None else json.dumps([dict(rates.by_id), dict(rates.names)]),
+            own_values="" if self.allocate.value is None else "1",
             currency="" if len(currencies) != 1 else currencies.pop(),
             warnings="\n".join(self._warnings(source, matcher)),
         )
 
-    def _quotas(self, rooms: Mapping[int, int], values: Mapping[int, float]) -> Iterator[PlannedQuota]:
+    def _quotas(
+        self, rooms: Mapping[int, int], values: Mapping[int, float], rates: CurrencyRates | None
+    ) -> Iterator[PlannedQuota]:
         for target in self.index.quota_ids.targets():
             survey, quota = target.survey, target.quota
             of_survey = survey.survey_id, survey.wave_id, survey.survey_name or "", survey.price.currency_id
             room, value = rooms.get(quota.quota_id, 0), values.get(quota.quota_id, 0.0)
+            if self.allocate.value is None:
+                # What is compared is in one unit; what an invite is worth is in the currency of its price.
+                if rates is PLACES_ALONE:
+                    value *= survey.price.amount
+                elif rates is not None:
+                    value /= rates.by_id[survey.price.currency_id]
             yield PlannedQuota(quota.quota_id, *of_survey, room, value, _cost(self.cost, survey, quota))
+
+    @property
+    def _currencies(self) -> set[int]:
+        return {target.survey.price.currency_id for target in self.index.quota_ids.targets()}
 
     def _warnings(self, source: _ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
         yield from self.notes
+        if self.allocate.counts_prices_alike(self._currencies):
+            yield not_compared(self._currencies)
         missing = _missing_questions(source, matcher)
         if missing:
             shown = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
@@ -262,11 +294,12 @@ def plan_of(ledger: CampaignLedger) -> Plan | None:
         return None
     facts = dict(ledger.read("SELECT name, value FROM facts"))
     limits = ledger.limits()
-    invites, value = int(facts["invites"]), float(facts["value"])
+    invites, sums = int(facts["invites"]), planned_sums(facts)
     if limits.max_invites is not None:
         # Earlier plans of the ledger have used a part of the cap.
         left = max(0, limits.max_invites - int(facts["invited_before"]))
-        value, invites = value * min(1.0, left / invites) if invites else 0.0, min(invites, left)
+        share = min(1.0, left / invites) if invites else 0.0
+        invites, sums = min(invites, left), {each: share * amount for each, amount in sums.items()}
     counts: dict[str, Any] = {
         name: int(facts[name]) for name in ("members", "matched", "pairs", "certain", "quotas", "room")
     }
@@ -274,12 +307,29 @@ def plan_of(ledger: CampaignLedger) -> Plan | None:
         **counts,
         requests=int(facts["requests_planned"]),
         expected_invites=invites,
-        expected_value=value,
+        expected_value=ledger.adding()(sums),
         currency_id=int(facts["currency"]) if facts["currency"].isdecimal() else None,
+        by_currency={} if facts.get("own_values") else sums,
+        currency_rates=ledger.currency_rates(),
         number=ledger.plan,
         warnings=tuple(filter(None, facts["warnings"].split("\n"))),
         limits=limits.in_words(),
     )
+
+
+def sums_by_currency(values: Iterable[tuple[PlannedQuota, float]]) -> dict[int, float]:
+    """Return the sums of some values of quotas, by currency."""
+    sums: dict[int, float] = {}
+    for quota, value in values:
+        currency = quota.currency or 0
+        sums[currency] = sums.get(currency, 0.0) + value
+    return sums
+
+
+def planned_sums(facts: Mapping[str, str]) -> dict[int, float]:
+    if "values" not in facts:  # a plan of an earlier version has one number, whatever its currencies
+        return {int(facts["currency"] or 0): float(facts["value"])}
+    return {int(each): amount for each, amount in json.loads(facts["values"]).items()}
 
 
 def _cost(cost: Cost, survey: Survey, quota: Quota) -> float:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from sampling_async._contract.currencies import label_of, unit_of
 from sampling_async._protocol.lessons import Lesson
 from sampling_async.campaign import _charts as charts
 from sampling_async.campaign._charts import TimeChart
-from sampling_async.campaign._comparison import FIGURES, SHARES, changed
+from sampling_async.campaign._comparison import FIGURES, MONEY, SHARES, changed
 from sampling_async.campaign._pages import LONGEST_NAME, LONGEST_TITLE, clean, clock, rendered
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
         "report.html",
         title=clean(title, LONGEST_TITLE) or "Campaign",
         summary=summary,
+        currencies=_currencies(summary),
+        unit=unit_of(summary.currency_id, summary.currency_rates),
         pairs=pairs,
         amounts=amounts,
         equation=f"{pairs.planned:,} planned = {sum_of}",
@@ -88,7 +91,10 @@ def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns")
     for name, (text, read) in FIGURES.items():
         values = [read(night.summary) for night in nights]
         if any(value is not None for value in values):
-            rows.append((text, name in SHARES, [*zip(values, changed(values), strict=True)]))
+            # What is in another currency has not changed by a percentage.
+            is_one = name not in MONEY or len({night.currency for night in nights}) == 1
+            changes = changed(values) if is_one else [""] * len(values)
+            rows.append((text, name in SHARES, [*zip(values, changes, strict=True)]))
     quotas = list(comparison.quotas.items())
     names = {fill.quota_id: fill.survey_name for _, fills in quotas for fill in fills if fill is not None}
     return rendered(
@@ -105,6 +111,12 @@ def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns")
         number_of_quotas=len(quotas),
         names=names,
     )
+
+
+def _currencies(summary: Summary) -> dict[int, str]:
+    """Return what each currency is called, if there are several."""
+    found = sorted(summary.by_currency)
+    return {each: label_of(each, summary.currency_rates) for each in found} if len(found) > 1 else {}
 
 
 # --- Figures

@@ -14,6 +14,7 @@ from attrs import define, field
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._bulk.inputs import PromptItems
 from sampling_async._contract.checks import count_of
+from sampling_async._contract.currencies import money_in_words, total_of
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.requests import request_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async import InviteOutcome, SamplingClient
+    from sampling_async._contract.currencies import CurrencyRates
     from sampling_async._protocol.lessons import Rule
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._ledger_file import DueMember
@@ -72,6 +74,8 @@ class CampaignRun:
         self._watching = _Watching(self)
         self._number = 0
         self._book = Book((), (), rules)  # until the ledger is read
+        self._rates: CurrencyRates | None = None
+        self._added: Callable[[Mapping[int, float]], float | None] = partial(total_of, rates=None)
         self._waits = WaitLog(0)
         self._seen = 0.0
         self._pace = InvitePace()
@@ -102,9 +106,16 @@ class CampaignRun:
         return self._record.requests
 
     @property
-    def expected_value(self) -> float:
-        """What the invites are expected to bring: for each the value of its quota."""
-        return self._book.expected
+    def expected_value(self) -> float | None:
+        """What the invites are expected to bring; None with several currencies and no rates, see `Plan`."""
+        return self._added(self._book.expected)
+
+    @property
+    def worth(self) -> str:
+        """`expected_value` in words, with its currency; with several currencies, what is in each."""
+        expected, currencies = self._book.expected, list(self._book.expected)
+        currency_id = currencies[0] if len(currencies) == 1 and currencies[0] else None
+        return money_in_words(self.expected_value, currency_id, expected, self._rates)
 
     async def summary(self) -> Summary:
         """Return what became of the campaign so far.
@@ -151,6 +162,7 @@ class CampaignRun:
             spent=ledger.spent() + ledger.doubtful(),
             earlier=ledger.earlier(),
         )
+        self._rates, self._added = ledger.currency_rates(), ledger.adding()
         self._waits = WaitLog(ledger.last_wait())
         self._before = ledger.asked(), int(ledger.fact("requests") or 0)
 

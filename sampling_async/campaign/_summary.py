@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from attrs import Factory, asdict, evolve, field, frozen
 
+from sampling_async._contract.currencies import CurrencyRates, money_in_words
 from sampling_async._contract.frames import html_table
 from sampling_async._contract.records import counted
 
@@ -83,6 +84,7 @@ class QuotaFill:
         unknown: Pairs of which an invite may exist.
         value: What an invite is expected to be worth, in the currency of its price.
         closed: Why it was taken out of what is queued; None if it was not.
+        currency_id: That currency.
     """
 
     quota_id: int
@@ -96,6 +98,7 @@ class QuotaFill:
     unknown: int
     value: float
     closed: str | None = None
+    currency_id: int | None = None
 
 
 @frozen(kw_only=True)
@@ -154,8 +157,10 @@ class Conversion:
         completed: Completes. Those that were reconciled later are among them.
         terminated: Terminates, without those that a complete has replaced.
         reconciled: Reconciliations.
-        expected: What the invites were expected to bring, in units of the currency.
-        revenue: What they have brought, corrections and reconciliations included.
+        expected: What the invites were expected to bring, in units of the currency. If there are several, in
+            the unit of the rates, and None without rates.
+        revenue: What they have brought, corrections and reconciliations included; likewise.
+        currency_id: The currency; None if there are several, or if these are in the unit of the rates.
     """
 
     survey_id: int | None = None
@@ -168,8 +173,9 @@ class Conversion:
     completed: int = 0
     terminated: int = 0
     reconciled: int = 0
-    expected: float = 0.0
-    revenue: Decimal = Decimal(0)
+    expected: float | None = 0.0
+    revenue: Decimal | None = Decimal(0)
+    currency_id: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it, without what is None, and with what is derived."""
@@ -228,6 +234,23 @@ class Ends:
         }
 
 
+@frozen(kw_only=True)
+class CurrencySums:
+    """What is in one of the currencies of a campaign, in its units; see `Summary`.
+
+    Attributes:
+        planned_value: What all planned pairs are worth.
+        expected_value: What the invites are expected to bring.
+        possible_value: What all invites bring if each ends in a complete.
+        revenue: What they have brought; None if no ledger of outcomes was given.
+    """
+
+    planned_value: float = 0.0
+    expected_value: float = 0.0
+    possible_value: float = 0.0
+    revenue: Decimal | None = None
+
+
 _95: Final = 1.96  # standard deviations on both sides of 95 %
 _ENDS: Final = ("invited", "rejected", "not_sent", "unknown", "skipped", "pending")
 
@@ -260,7 +283,10 @@ class Summary:
         possible_value: What all invites bring if each ends in a complete: the sum of their amounts.
         spent: The most that the invites can have cost you, with the pairs that are `unknown`; see
             `Limits.max_spend`.
-        currency_id: The currency of the prices; None if there are several.
+        currency_id: The currency of the prices; None if there are several. Then the values above, but for
+            `spent`, are None without rates: they do not add. With rates, they are in the unit of the rates.
+        by_currency: The same values in each currency, by its ID.
+        currency_rates: The rates that the latest plan was made with.
         codes: The result codes, the most frequent first.
         skipped: How many pairs were skipped for which reason.
         quotas: The quotas that were planned, those with most room first.
@@ -283,11 +309,13 @@ class Summary:
     pairs: Pairs = field(factory=Pairs)
     asked: int = field(default=Factory(_asked_by_now, takes_self=True))
     requests: int = 0
-    planned_value: float = 0.0
-    expected_value: float = 0.0
-    possible_value: float = 0.0
+    planned_value: float | None = 0.0
+    expected_value: float | None = 0.0
+    possible_value: float | None = 0.0
     spent: float = 0.0
     currency_id: int | None = None
+    by_currency: Mapping[int, CurrencySums] = field(factory=dict[int, CurrencySums])
+    currency_rates: CurrencyRates | None = None
     codes: tuple[CodeCount, ...] = field(default=(), repr=counted("codes"))
     skipped: Mapping[str, int] = field(factory=dict[str, int])
     quotas: tuple[QuotaFill, ...] = field(default=(), repr=counted("quotas"))
@@ -305,6 +333,19 @@ class Summary:
     def success_rate(self) -> float:
         """The share of the requested pairs that ended in an invite, from 0 to 1."""
         return self.pairs.invited / self.asked if self.asked else 0.0
+
+    def worth(self, name: str = "expected_value") -> str:
+        """Return a value in words, with its currency; with several currencies, what is in each.
+
+        Args:
+            name: One of those that `CurrencySums` has.
+        """
+        sums = {each: getattr(of, name) or 0 for each, of in self.by_currency.items()}
+        if name == "revenue":
+            total = None if self.ends is None else self.ends.total.revenue
+        else:
+            total = getattr(self, name)
+        return money_in_words(total, self.currency_id, sums, self.currency_rates)
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks: the pairs by what became of them."""

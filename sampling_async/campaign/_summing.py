@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from datetime import UTC, datetime
+from decimal import Decimal
 from math import floor, inf, log
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from attrs import define, field
 
+from sampling_async._contract.currencies import total_of
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import rule_for
-from sampling_async.campaign._ends import ends_of
+from sampling_async.campaign._ends import ends_of, revenue_by_currency
 from sampling_async.campaign._ledger import ASKED, IN_FLIGHT, KILLED, LAST_SIGN
+from sampling_async.campaign._planning import sums_by_currency
 from sampling_async.campaign._summary import (
     CampaignState,
     CodeCount,
+    CurrencySums,
     Moment,
     Pairs,
     QuotaFill,
@@ -129,6 +133,10 @@ class WaitLog:
 
 
 _MOST_MOMENTS: Final = 240
+_POSSIBLE: Final = """
+SELECT coalesce(q.currency, 0), coalesce(sum(i.partner_amount), 0.0)
+FROM invites AS i LEFT JOIN quotas AS q ON q.id = i.quota GROUP BY 1
+"""
 _NO_CODE: Final = "no usable response, or not sent"
 
 
@@ -144,7 +152,7 @@ def summary_of(
     if not ledger.plan:
         raise ledger.error("has no plan yet")
     quotas = ledger.quotas()
-    by_quota, values, lost = _counted(ledger, quotas, is_running=is_running)
+    by_quota, planned, expected, lost = _counted(ledger, quotas, is_running=is_running)
     states = sum(by_quota.values(), Counter[str]())
     pairs = Pairs(planned=states.total(), **{state: states[state] for state in states})
     runs = ledger.read(
@@ -158,7 +166,10 @@ def summary_of(
         for quota in sorted(quotas, key=lambda quota: (-quota.room, quota.id))
         if quota.id in by_quota
     )
-    money = ledger.read("SELECT coalesce(sum(partner_amount), 0.0), count(DISTINCT member) FROM invites")[0]
+    rates, added = ledger.currency_rates(), ledger.adding()
+    possible = dict.fromkeys(planned, 0.0) | dict(ledger.read(_POSSIBLE))
+    ends = None if outcomes is None else ends_of(ledger, fills, outcomes)
+    revenue = {} if ends is None else revenue_by_currency(ends.quotas)
     return Summary(
         state=state,
         reason=reason,
@@ -171,15 +182,25 @@ def summary_of(
         runs=len(runs),
         members=int(facts["members"]),
         matched=int(facts["matched"]),
-        invited_members=money[1],
+        invited_members=ledger.read("SELECT count(DISTINCT member) FROM invites")[0][0],
         pairs=pairs,
         asked=pairs.planned - pairs.pending - pairs.skipped + _waiting_again(ledger, is_running=is_running),
         requests=int(facts.get("requests", 0)),
-        planned_value=sum(values.values()),
-        expected_value=values["invited"],
-        possible_value=money[0],
+        planned_value=added(planned),
+        expected_value=added(expected),
+        possible_value=total_of(possible, rates),
         spent=ledger.spent() + ledger.doubtful() + lost,
-        currency_id=int(facts["currency"]) if facts["currency"].isdecimal() else None,
+        currency_id=next(iter(planned)) or None if len(planned) == 1 else None,
+        by_currency={
+            each: CurrencySums(
+                planned_value=value,
+                expected_value=expected[each],
+                possible_value=possible[each],
+                revenue=None if ends is None else revenue.get(each, Decimal(0)),
+            )
+            for each, value in planned.items()
+        },
+        currency_rates=rates,
         codes=_codes(ledger, rules),
         skipped=dict(
             ledger.read(
@@ -197,26 +218,31 @@ def summary_of(
             if kind in get_args(WaitKind)
         ),
         limits=limits.in_words(),
-        ends=None if outcomes is None else ends_of(ledger, fills, outcomes),
+        ends=ends,
     )
 
 
 def _counted(
     ledger: CampaignLedger, quotas: Iterable[PlannedQuota], *, is_running: bool
-) -> tuple[dict[int, Counter[str]], defaultdict[str, float], float]:
-    """Return the pairs by quota and state, their value by state, and the cost of what a dead run has left."""
+) -> tuple[dict[int, Counter[str]], dict[int, float], dict[int, float], float]:
+    """Return the pairs by quota and state, the values by currency, and the cost of what a dead run has left.
+
+    The values are those of all pairs, and those of the invites.
+    """
     by_quota: dict[int, Counter[str]] = {}
-    values: defaultdict[str, float] = defaultdict(float)
+    of_id = {quota.id: quota for quota in quotas}
+    values: list[tuple[PlannedQuota, float]] = []
+    invited: list[tuple[PlannedQuota, float]] = []
     for quota_id, state, count, value in ledger.counts():
         by_quota.setdefault(quota_id, Counter())[state] += count
-        values[state] += value
+        values.append((of_id[quota_id], value))
+        invited.append((of_id[quota_id], value if state == "invited" else 0.0))
     lost = 0.0
     if not is_running:
-        costs = {quota.id: quota.cost for quota in quotas}
         for _, quota_id in ledger.read(IN_FLIGHT, ledger.plan):
             by_quota[quota_id].update({"pending": -1, "unknown": 1})
-            lost += costs[quota_id]
-    return by_quota, values, lost
+            lost += of_id[quota_id].cost
+    return by_quota, sums_by_currency(values), sums_by_currency(invited), lost
 
 
 def _waiting_again(ledger: CampaignLedger, *, is_running: bool) -> int:
@@ -240,6 +266,7 @@ def _fill(quota: PlannedQuota, pairs: Counter[str]) -> QuotaFill:
         rejected=pairs["rejected"],
         unknown=pairs["unknown"],
         value=quota.value,
+        currency_id=quota.currency,
         closed=quota.closed,
     )
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from sampling_async.matching._program import LayerShape
 
 Rank: TypeAlias = Callable[[Survey, Quota], Any]
-"""The sort key of quotas, lowest first: `lambda survey, quota: -survey.price.amount` for the best paid."""
+"""The sort key of quotas, lowest first: `lambda survey, quota: -survey.price.amount` for the best paid.
+With prices in several currencies, `-rates.worth(survey.price)`, see `CurrencyRates`."""
 
 
 def most_wanted(_: Survey, quota: Quota) -> int:

@@ -11,6 +11,8 @@ from weakref import WeakKeyDictionary
 
 from anyio.lowlevel import checkpoint
 
+from sampling_async import InvalidRequestError
+from sampling_async._contract.currencies import must_count_alike, not_compared, prices_in_one
 from sampling_async._contract.logs import FailureLog
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.rates import LearnedRates
@@ -24,6 +26,8 @@ from sampling_async.routing._route import Offer
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
 
+    from sampling_async._contract.currencies import CurrencyRates
+    from sampling_async._contract.records import Price
     from sampling_async.matching import LiveIndex, Member
     from sampling_async.matching._program import Target
     from sampling_async.matching._segment import CompiledPart
@@ -45,7 +49,14 @@ class OfferBook:
     """
 
     def __init__(
-        self, live: LiveIndex, store: SqlStore, *, seconds: float, caps: Caps, clock: Callable[[], float]
+        self,
+        live: LiveIndex,
+        store: SqlStore,
+        *,
+        seconds: float,
+        caps: Caps,
+        currency_rates: CurrencyRates | None,
+        clock: Callable[[], float],
     ) -> None:
         self.store_failure = FailureLog(_LOG, "the links of members cannot be read or stored")
         self._live = live
@@ -58,8 +69,13 @@ class OfferBook:
         self._cleared_on = 0.0  # the UTC day on which what is too old was forgotten
         self._rates = LearnedRates()
         self._rates_at = -inf
-        # The values of the quotas of each part of the index, as long as it lives.
+        # The values of the quotas of each part of the index, and its currencies, as long as it lives.
         self._values: WeakKeyDictionary[CompiledPart, list[tuple[float, int]]] = WeakKeyDictionary()
+        self._of_parts: WeakKeyDictionary[CompiledPart, frozenset[int]] = WeakKeyDictionary()
+        self._currency_rates = currency_rates
+        self._currencies: frozenset[int] = frozenset()
+        self._price_of: Callable[[Price], float] = prices_in_one((), currency_rates)
+        self._no_rate = FailureLog(_LOG, "some quotas are offered last", logging.ERROR)
 
     async def follow(self) -> None:
         """Read what the store has got since the last time, from other processes too.
@@ -89,10 +105,45 @@ class OfferBook:
         else:
             self.store_failure.over()
         if self._live.age is not None:
+            parts = [part for part, _ in self._live.index.quota_ids.parts()]
+            self._compare(parts)
             # In a thread: a new inventory of 8,000 quotas, or new rates, take some milliseconds.
-            for part, _ in self._live.index.quota_ids.parts():
+            for part in parts:
                 if part not in self._values:
                     await in_thread(self._values_of, part)
+
+    def require_rates(self) -> None:
+        """Check that there is a rate for each currency that is known by now."""
+        if self._currency_rates is not None:
+            self._currency_rates.require(self._currencies)
+
+    def _compare(self, parts: Sequence[CompiledPart]) -> None:
+        """Make the prices of all parts comparable: a new survey may bring another currency."""
+        for part in parts:
+            if part not in self._of_parts:
+                self._of_parts[part] = frozenset(each.survey.price.currency_id for each in part.targets)
+        found = frozenset[int]().union(*(self._of_parts[part] for part in parts))
+        if found == self._currencies:
+            return
+        was_alike = must_count_alike(self._currencies, self._currency_rates)
+        self._currencies = found
+        try:
+            self._price_of = prices_in_one(found, self._currency_rates)
+        except InvalidRequestError as exc:
+            # The members who click now must not pay for it.
+            self._no_rate.failed(exc)
+            self._price_of = self._worth_or_last
+        else:
+            self._no_rate.over()
+        if was_alike is must_count_alike(found, self._currency_rates):
+            return
+        self._values.clear()
+        if not was_alike:
+            _LOG.warning("%s", not_compared(found))
+
+    def _worth_or_last(self, price: Price) -> float:
+        assert self._currency_rates is not None
+        return price.amount * self._currency_rates.by_id.get(price.currency_id, 0.0)
 
     def _read_rates(self, since: float, until: float) -> LearnedRates:
         # Of invites that were entered: whoever clicks does enter.
@@ -133,6 +184,8 @@ class OfferBook:
         if history.gets_nothing(self._caps, now):
             return []
         left_out, matched = history.left_out(now), self._live.match(member)
+        if any(part not in self._of_parts for part, _ in self._live.index.quota_ids.parts()):
+            self._compare([part for part, _ in self._live.index.quota_ids.parts()])
         return [
             self._from_the_best(part, bits, share, *left_out)
             for quotas, share in ((matched.certain, 1.0), (matched.possible, _POSSIBLE))
@@ -153,12 +206,14 @@ class OfferBook:
         """Return the values of the quotas of a part, the best first; of equal ones, that of the better rank."""
         found = self._values.get(part)
         if found is None:
-            chance = self._rates.chance
+            chance, price_of = self._rates.chance, self._price_of
             surveys = (target.survey for target in part.targets)
-            each = (survey.price.amount * chance(survey) for survey in surveys)
-            found = self._values[part] = sorted(
+            each = (price_of(survey.price) * chance(survey) for survey in surveys)
+            found = sorted(
                 ((value, bit) for bit, value in enumerate(each)), key=lambda both: (-both[0], both[1])
             )
+            if price_of is self._price_of:  # not if another currency has come meanwhile, in another thread
+                self._values[part] = found
         return found
 
 

@@ -52,7 +52,8 @@ class Offer:
         ir: Its incidence rate in percent.
         price: What the operator pays for a complete.
         value: The expected value: the price times the chance of a complete, from 0 to 1. A quota that the
-            member may match, because an answer is missing, has half of it.
+            member may match, because an answer is missing, has half of it. With several currencies and
+            no rates, each price counts as 1.
         is_certain: Whether the member certainly matches the quota.
         survey_name: The name of the survey, if the service gives one.
     """

@@ -25,6 +25,7 @@ from sampling_async._contract.checks import (
     whole_id,
     whole_number,
 )
+from sampling_async._contract.currencies import rates_or_none
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.threads import join_uncancelled, start
 from sampling_async._protocol.lessons import Lesson
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from sampling_async import InviteOutcome
     from sampling_async._contract.checks import Text
+    from sampling_async._contract.currencies import Currencies
     from sampling_async.notifications._stores import AnyStore
     from sampling_async.routing._history import Link, MemberHistory
     from sampling_async.routing._links import Turn
@@ -95,10 +97,14 @@ class SurveyRouter(BackgroundService):
         caps: How much a member may do on a day.
         remembers: Days of links and ends that `offers` knows; `route` knows all. It takes about 300 bytes of
             memory for each member who did something in these days.
+        currency_rates: What one unit of each currency is worth, by currency ID, if the prices are in several.
+            Without rates, each of these prices counts as 1, and a warning is logged. Quotas in a currency
+            without a rate that come later are offered last, and an error is logged.
         clock: The clock, in seconds since 1970.
 
     Raises:
-        InvalidRequestError: An argument is not of its type, or not above 0.
+        InvalidRequestError: An argument is not of its type, or not above 0; or, on entering, there are prices
+            in a currency without a rate.
     """
 
     _called = "survey router"
@@ -112,6 +118,7 @@ class SurveyRouter(BackgroundService):
         lifetime: float | None = None,
         caps: Caps | None = None,
         remembers: float = 30.0,
+        currency_rates: Currencies = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
@@ -130,7 +137,14 @@ class SurveyRouter(BackgroundService):
         self._live = live
         self._caps = caps or Caps()
         self._clock = clock
-        self._book = OfferBook(live, opened.copy(), seconds=seconds, caps=self._caps, clock=clock)
+        self._book = OfferBook(
+            live,
+            opened.copy(),
+            seconds=seconds,
+            caps=self._caps,
+            currency_rates=rates_or_none(currency_rates),
+            clock=clock,
+        )
         self._committer = Committer(opened)
         self._tempo = Tempo()
         self._flights = Flights(self._fly)
@@ -147,6 +161,7 @@ class SurveyRouter(BackgroundService):
         await join_uncancelled(start(self._committer.start))
         try:
             await self._book.follow()
+            self._book.require_rates()
             await super().__aenter__()
             await self._until(lambda: self._tasks is not None)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ from attrs import evolve, field, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, whole_number, whole_of_31_bits
+from sampling_async._contract.currencies import CurrencyRates, must_count_alike, not_compared, rates_or_none
 from sampling_async.matching.panel._arrow import arrow, pa
 from sampling_async.matching.panel._collectors import (
     Places,
@@ -22,7 +24,7 @@ from sampling_async.matching.panel._collectors import (
 )
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import packed
-from sampling_async.matching.panel._market import Rates, Value, market_of
+from sampling_async.matching.panel._market import Rates, Value, currencies_of, market_of
 from sampling_async.matching.panel._prices import (
     INVITES_LEFT,
     SPREAD,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._plan import CompactInventory
     from sampling_async.matching.panel._top_k import Pairs
 
+_LOG: Final = logging.getLogger("sampling_async.matching")
 _MOST_BITS: Final = 12
 _STRIDES: Final = np.random.default_rng(7).integers(1, 2**63, _MOST_BITS, dtype=np.uint64) | np.uint64(1)
 """Odd factors that turn a quota ID into numbers of bits."""
@@ -109,6 +112,8 @@ class Allocate:
             completes that the survey still needs; no cap if `room` is given.
         value: What an invite is worth: by quota ID (a quota that is missing is worth 0), or a function of the
             `Survey` and the `Quota`. Default: the price times the IR.
+        currency_rates: What one unit of each currency is worth, by currency ID, if the prices are in several.
+            Without rates, each of these prices counts as 1, and a warning is logged.
         weight: A column of the panel, a number of 0 or more by which the value counts for a member, such as its
             expected response; null counts as 1. Any expression of your columns can make it.
         rates: The share of invites that members follow: one number, or by quota ID. Default: 1, not known. With
@@ -135,6 +140,9 @@ class Allocate:
     reserves: int = field(default=0, validator=_from_0, kw_only=True)
     seed: int = field(default=0, validator=seed_of_64_bits, kw_only=True)
     prices: Prices | None = field(default=None, repr=False, kw_only=True)
+    currency_rates: CurrencyRates | None = field(
+        default=None, converter=rates_or_none, repr=False, kw_only=True
+    )
 
     @property
     def schema(self) -> Any:
@@ -143,6 +151,9 @@ class Allocate:
 
     def market(self, targets: Sequence[Target]) -> Market:
         """Return the market of some quotas."""
+        currencies = currencies_of(targets)
+        if self.counts_prices_alike(currencies) and self.currency_rates is None:
+            _LOG.warning("%s", not_compared(currencies))
         return market_of(
             targets,
             value=self.value,
@@ -150,7 +161,12 @@ class Allocate:
             survey_room=self.survey_room,
             rates=self.rates,
             overshoot=self.overshoot,
+            currency_rates=self.currency_rates,
         )
+
+    def counts_prices_alike(self, currency_ids: Iterable[int]) -> bool:
+        """Return whether it compares by IR and places alone, because currencies have no rates."""
+        return self.value is None and must_count_alike(currency_ids, self.currency_rates)
 
     @property
     def candidates(self) -> Candidates:

@@ -12,13 +12,15 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from sampling_async import InvalidRequestError
+from sampling_async._contract.currencies import prices_in_one
 from sampling_async._contract.records import counted
 from sampling_async._protocol.rates import LearnedRates, qualifying
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sampling_async import Quota, Survey
+    from sampling_async._contract.currencies import CurrencyRates
     from sampling_async.matching._program import Target
 
 Value: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | None"
@@ -87,9 +89,13 @@ def market_of(
     survey_room: Mapping[int, int] | None,
     rates: Rates,
     overshoot: float,
+    currency_rates: CurrencyRates | None,
 ) -> Market:
     """Return the market of some quotas; see `Allocate` for the arguments."""
     count = len(targets)
+    # With values of your own, prices do not matter, and need no rates.
+    currencies = currencies_of(targets) if value is None else frozenset[int]()
+    price_of = prices_in_one(currencies, currency_rates)
     if isinstance(rates, LearnedRates):
         rates = rates.fitted(target.survey for target in targets)
     values, rooms = np.zeros(count), np.zeros(count, dtype=np.int64)
@@ -101,9 +107,11 @@ def market_of(
         survey, quota = target.survey, target.quota
         surveys[at] = numbers.setdefault(survey.survey_id, len(numbers))
         share = _share(rates, survey, quota)
-        values[at] = _value(
-            value, survey, quota, share if isinstance(rates, LearnedRates) else qualifying(survey)
-        )
+        if value is None:
+            chance = share if isinstance(rates, LearnedRates) else qualifying(survey)
+            values[at] = price_of(survey.price) * chance
+        else:
+            values[at] = _value(value, survey, quota)
         if room is None:
             rooms[at] = _invites(quota.estimated_completes_remaining * overshoot / share)
         else:
@@ -123,9 +131,13 @@ def market_of(
     return Market(values, rooms, surveys, survey_rooms, np.zeros(count), np.ones(count))
 
 
-def _value(value: Value, survey: Survey, quota: Quota, chance: float) -> float:
-    if value is None:
-        return float(survey.price.amount) * chance
+def currencies_of(targets: Iterable[Target]) -> frozenset[int]:
+    return frozenset(target.survey.price.currency_id for target in targets)
+
+
+def _value(
+    value: Mapping[int, float] | Callable[[Survey, Quota], float], survey: Survey, quota: Quota
+) -> float:
     found = value.get(quota.quota_id, 0.0) if isinstance(value, Mapping) else value(survey, quota)
     return _number(found, f"value of quota {quota.quota_id}")
 

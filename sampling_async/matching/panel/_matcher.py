@@ -75,7 +75,8 @@ class PanelMatcher:
             Default: `Counts()`.
 
     Raises:
-        InvalidRequestError: A value, room or rate of `Allocate` is out of range or not a finite number.
+        InvalidRequestError: A value, room or rate of `Allocate` is out of range or not a finite number, or its
+            `currency_rates` lack a currency of the inventory.
     """
 
     def __init__(self, index: IndexSource, output: Output | None = None) -> None:
