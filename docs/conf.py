@@ -32,7 +32,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(array|asyncio|collections|datetime|decimal|enum|httpx|os)\b.*"),
     ("py:class", r"(pathlib|random|sqlite3|ssl|typing|uuid)\b.*"),
     ("py:class", r"(Abstract(Async)?ContextManager|ASGIApp|Callable\[\[\]|deque|Path|Random|UUID)"),
-    ("py:class", r"(MeterProvider|TracerProvider)"),
+    ("py:class", r"(Converter|MeterProvider|TracerProvider)"),
     # Types of arguments that are private names for a few plain types; the text beside them says which values.
     (
         "py:class",
@@ -71,6 +71,7 @@ napoleon_use_ivar = True  # attributes in one list, not an entry each
 # --- HTML ---
 html_theme = "furo"
 html_title = f"sampling_async {release}"
+templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 html_js_files = ["accessible.js"]

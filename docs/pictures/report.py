@@ -1,4 +1,4 @@
-"""Take pictures of a campaign's report, as docs/howto/campaigns.md shows it.
+"""Take pictures of a campaign's report, as docs/howto/campaign-report.md shows it.
 
     python benchmarks/campaign.py --only campaign --members 20000 --surveys 400 --outage 20 --keep night
     python docs/pictures/report.py night/campaign.ledger
