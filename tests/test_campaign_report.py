@@ -641,13 +641,15 @@ def with_ends(number: int = 80) -> Summary:
     return evolve(full(), ends=Ends(total=ends[0], surveys=ends, quotas=ends))
 
 
-@browser
-def test_names_are_readable_on_a_narrow_sheet_of_paper(tmp_path: Path):
-    # The rules for print as those of a frame as wide as a page of A4 between its margins.
-    text = re.sub(r"<meta http-equiv[^>]*>", "", report(with_ends()))
+def _on_paper(tmp_path: Path, text: str, names: str) -> tuple[int, int]:
+    """Return the height of the tallest of some elements and the width of a page, by the rules for print.
+
+    They are those of a frame as wide as a page of A4 between its margins.
+    """
+    text = re.sub(r"<meta http-equiv[^>]*>", "", text)
     text = text.replace("@media print", "@media all").replace("@media screen", "@media not all")
     measure = (
-        "<script>const names = [...document.querySelectorAll('.ends tbody th')].map(each => each.offsetHeight);"
+        f"<script>const names = [...document.querySelectorAll('{names}')].map(each => each.offsetHeight);"
         "parent.postMessage([Math.max(...names), document.documentElement.scrollWidth].join(), '*')</script>"
     )
     (tmp_path / "copy.html").write_text(text.replace("</body>", f"{measure}</body>"), encoding="utf-8")
@@ -658,8 +660,22 @@ def test_names_are_readable_on_a_narrow_sheet_of_paper(tmp_path: Path):
     )
     done = chromium(tmp_path, wrapper, "--dump-dom", "--virtual-time-budget=5000")
     [(tallest, width)] = re.findall(r"<title>(\d+),(\d+)</title>", done.stdout)
-    assert 0 < int(tallest) < 80  # four lines
-    assert int(width) <= 688
+    return int(tallest), int(width)
+
+
+@browser
+def test_names_are_readable_on_a_narrow_sheet_of_paper(tmp_path: Path):
+    tallest, width = _on_paper(tmp_path, report(with_ends()), ".ends tbody th")
+    assert 0 < tallest < 80  # four lines
+    assert width <= 688
+
+
+@browser
+def test_ten_nights_fit_on_a_narrow_sheet_of_paper(tmp_path: Path):
+    nights = {f"monday-2026-03-{at + 1:02}": evolve(with_ends(), members=20_000) for at in range(10)}
+    tallest, width = _on_paper(tmp_path, comparison_page(compare(nights)), "tbody th")
+    assert 0 < tallest < 160  # of survey names
+    assert width <= 688
 
 
 INVENTORY = generate_inventory(5, surveys=60).surveys
