@@ -36,7 +36,7 @@ nitpick_ignore_regex = [
     # Types of arguments that are private names for a few plain types; the text beside them says which values.
     (
         "py:class",
-        r"(CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|OnMembers|Outcome|Output|Panel|Rates|Sleep|Value)",
+        r"(Currencies|CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|OnMembers|Outcome|Output|Panel|Rates|Sleep|Value)",
     ),
     (
         "py:class",

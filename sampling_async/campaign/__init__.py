@@ -3,7 +3,7 @@
 It needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 """
 
-from sampling_async._contract import panel_extra as _panel_extra  # noqa: F401  first
+from sampling_async._contract import panel_extra as _panel_extra  # noqa: F401  first  # pyright: ignore[reportUnusedImport]
 from sampling_async._protocol.lessons import LESSONS, Lesson, Rule
 from sampling_async.campaign._campaign import Campaign
 from sampling_async.campaign._comparison import CampaignComparison, ComparedNight, compare

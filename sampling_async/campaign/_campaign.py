@@ -295,7 +295,11 @@ class Campaign:
             InvalidRequestError: A limit is unknown, or its value is not possible.
             LedgerError: The ledger cannot be used.
         """
-        return await in_thread(with_ledger, self.ledger, lambda ledger: ledger.change_limits(**changes))
+
+        def change(ledger: CampaignLedger) -> Limits:
+            return ledger.change_limits(**changes)
+
+        return await in_thread(with_ledger, self.ledger, change)
 
     async def pause(self, reason: str = "") -> None:
         """Let a run request nothing more until `resume`. Responses to what is in flight are still processed."""

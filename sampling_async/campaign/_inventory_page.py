@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -130,8 +131,8 @@ def inventory_page(
         currencies=currencies,
         currency=label_of(min(found), currency_rates) if len(found) == 1 else "",
         is_alike=must_count_alike(found, currency_rates),
-        worth_of=lambda some: _worth_of(some, currency_rates),
-        in_words=lambda sums: each_in_words(sums, currency_rates),
+        worth_of=partial(_worth_of, rates=currency_rates),
+        in_words=partial(each_in_words, rates=currency_rates),
         plots={
             each: _plot([survey for survey in surveys if survey.price.currency_id == each])
             for each in sorted(found)

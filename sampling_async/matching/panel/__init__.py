@@ -3,7 +3,7 @@
 This package needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 """
 
-from sampling_async._contract import panel_extra as _panel_extra  # noqa: F401  first
+from sampling_async._contract import panel_extra as _panel_extra  # noqa: F401  first  # pyright: ignore[reportUnusedImport]
 from sampling_async.matching.panel._allocate import Allocate
 from sampling_async.matching.panel._arrow import BatchReader
 from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
