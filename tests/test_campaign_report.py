@@ -678,6 +678,27 @@ def test_ten_nights_fit_on_a_narrow_sheet_of_paper(tmp_path: Path):
     assert width <= 688
 
 
+@browser
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="there is no pdftotext here")
+@pytest.mark.parametrize("size", ["A4", "Letter"])
+def test_printed_pages_break_no_word_into_letters(tmp_path: Path, size: str):
+    """What a reader prints: the pages of a PDF, and the words on them."""
+    nights = {f"monday-2026-03-{at + 1:02}": evolve(with_ends(), members=20_000) for at in range(10)}
+    for name, text in {"report": report(with_ends()), "compare": comparison_page(compare(nights))}.items():
+        page, pdf = tmp_path / f"{name}.html", tmp_path / f"{name}.pdf"
+        sized = text.replace("@page { margin: 14mm; }", f"@page {{ margin: 14mm; size: {size} portrait; }}")
+        assert sized != text
+        page.write_text(sized, encoding="utf-8")
+        chromium(tmp_path, page, f"--print-to-pdf={pdf}", "--no-pdf-header-footer")
+        words = subprocess.run(
+            ["pdftotext", pdf, "-"], capture_output=True, check=True, text=True
+        ).stdout.split()
+        letters = [word for word in words if len(word) == 1 and word.isalpha()]
+        assert len(letters) < 0.01 * len(words), (name, letters[:20])
+        if name == "report":  # it shows thirty surveys by name
+            assert all(words.count(word) >= 30 for word in ["Travelling", "children", "twelve"])
+
+
 INVENTORY = generate_inventory(5, surveys=60).surveys
 
 
