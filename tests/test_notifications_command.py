@@ -278,15 +278,16 @@ def test_simulate_posts_to_a_receiver(store, tmp_path, monkeypatch):
                 monkeypatch.setenv(name, value)
             surveys = [json.loads(line) for line in run("quotas").stdout.splitlines()]
             quota_ids = [quota["QuotaID"] for survey in surveys for quota in survey["Quotas"]]
-            outcomes = run("bulk-invite", "m000001", *quota_ids).stdout.splitlines()
+            asked = run("bulk-invite", "m000001", *quota_ids)
+            outcomes = asked.stdout.splitlines()
             invited = {each["QuotaID"] for each in map(json.loads, outcomes) if each["Status"] == "invited"}
+            assert invited, (len(surveys), asked.exit_code, asked.stderr, outcomes[:3])
             ended: set[int] = set()
             while ended != invited:
                 facts = [fact for fact in shown(store) if fact["Kind"] in ("completion", "terminate")]
                 ended = {fact["Fields"]["QuotaID"] for fact in facts}
             simulated.send_signal(signal.SIGINT)
             assert simulated.wait(20) == 0
-    assert invited
 
 
 def test_a_simulator_notifies_badly_on_request(monkeypatch):

@@ -42,6 +42,7 @@ _HOPELESS: Final = 15.0
 
 _LATEST: Final = 0.1  # the weight of the latest time in the moving average
 _LATELY: Final = 10.0  # seconds for which a short time of a caller counts
+_LEAST_TIME: Final = 0.1  # seconds that callers have at least: who gives up sooner did not wait for an answer
 
 
 class Lane:
@@ -128,6 +129,7 @@ class LeastTime:
         self._seconds, self._until = inf, -inf
 
     def note(self, seconds: float, now: float) -> None:
+        seconds = max(seconds, _LEAST_TIME)
         if seconds <= self._seconds or now >= self._until:
             self._seconds, self._until = seconds, now + _LATELY
 
@@ -170,14 +172,15 @@ class WorkKind:
         """Record an attempt that had no response at its deadline; return whether that shows overload.
 
         One of them may be chance. But if a service goes on with requests that nobody waits for, all that come
-        after them are late, and no response ever shows that. If it lasts, the deadline may be too short for any
-        service.
+        after them are late, and no response ever shows that. If it lasts, or it had next to no time, the
+        deadline may be too short for any service.
         """
         self.usual = max(self.usual, self.usual + _LATEST * (seconds - self.usual))
         if self._cut_off_at == inf:
             self._cut_off_at = now
             return False
-        return now - self._cut_off_at < _HOPELESS or seconds > _UNUSUAL * self._best
+        is_new = now - self._cut_off_at < _HOPELESS and seconds >= _LEAST_TIME
+        return is_new or seconds > _UNUSUAL * self._best
 
     def leaves_after(self, left: float) -> float:
         """Return after how many seconds in the line a call that somebody waits for has too little time left."""
