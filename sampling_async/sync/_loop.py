@@ -176,8 +176,12 @@ class _Loop:
 
     def start(self) -> None:
         # `Thread.start` waits for an event. A thread that no signal handler interrupts does that.
-        _thread.start_new_thread(self._thread.start, ())
+        _thread.start_new_thread(self._start, ())
         self.is_started = True
+
+    def _start(self) -> None:
+        with suppress(RuntimeError):  # a signal handler raised after it was started the first time
+            self._thread.start()
 
     @property
     def is_of_a_parent(self) -> bool:
