@@ -617,6 +617,13 @@ def test_what_is_collected_in_the_thread_of_the_event_loop_is_closed_without_a_w
     assert not abandoned
 
 
+def assert_no_thread():
+    until = time.monotonic() + 10  # one that has done its work may need a moment to end
+    while any(each.name == "sampling_async.sync" for each in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 def interrupted_at(line, kind):
     sim, count, seen, read, outcomes = Simulator(seed=3, surveys=5, members=6), 0, [], [], None
     requests = requests_of(sim, each=3)
@@ -645,12 +652,7 @@ def interrupted_at(line, kind):
     finally:
         sys.settrace(before)
     client.close()
-    until = time.monotonic() + 10  # a thread that has done its work may need a moment to end
-    while (left := [each for each in threading.enumerate() if each.name == "sampling_async.sync"]) and (
-        time.monotonic() < until
-    ):
-        time.sleep(0.001)
-    assert not left
+    assert_no_thread()
     if outcomes is not None and seen:  # it was entered
         found = {*pairs(seen), *pairs(outcomes.left_over)}
         assert len(found) == len(seen) + len(outcomes.left_over)
@@ -678,7 +680,7 @@ def test_closing_may_be_repeated_and_ends_everything(sim):
         with pytest.raises(ClientClosedError):
             closed.fan_out([])
         assert closed.snapshot().running == 0
-    assert not [thread for thread in threading.enumerate() if thread.name == "sampling_async.sync"]
+    assert_no_thread()
 
 
 def test_an_unused_client_can_be_closed(sim):

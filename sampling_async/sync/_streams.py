@@ -194,7 +194,9 @@ class BlockingStream(Iterator[Item_co]):
                     item = self._interrupted[0]
                     del self._interrupted[0]
                 while item is None and (item := self._stream.next_now()) is None:
-                    self._bring()
+                    # At the end, once more: a call that a second signal left alone may have brought some.
+                    if not self._bring() and (item := self._stream.next_now()) is None:
+                        raise StopIteration
                 self._received = item
                 return item
         except BaseException:
@@ -203,15 +205,14 @@ class BlockingStream(Iterator[Item_co]):
                 self._interrupted.append(item)
             raise
 
-    def _bring(self) -> None:
-        """Wait for items or, if more input is needed first, read some of it."""
+    def _bring(self) -> bool:
+        """Wait for items or, if more input is needed first, read some of it; return False at the end."""
         if not self._is_inside:
             raise RuntimeError("a stream gives items inside its block: with client.fan_out(...) as outcomes")
         more = self._loop.call(self._step)
-        if more is False:
-            raise StopIteration
         if more is None and self._input is not None:
             self._input.read()
+        return more is not False
 
     async def _step(self) -> bool | None:
         """Wait for items and return True, or return False at the end, or None if more input is needed."""
