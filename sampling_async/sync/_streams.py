@@ -196,7 +196,7 @@ class BlockingStream(Iterator[Item_co]):
                 while item is None and (item := self._stream.next_now()) is None:
                     # At the end, once more: a call that a second signal left alone may have brought some.
                     if not self._bring() and (item := self._stream.next_now()) is None:
-                        raise StopIteration
+                        raise StopIteration  # noqa: TRY301  as iterators end
                 self._received = item
                 return item
         except BaseException:
