@@ -512,23 +512,17 @@ def test_a_file_of_something_else_is_refused_and_not_touched(tmp_path):
         SqliteStore(path).open()
 
 
-def test_a_newer_form_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [(99, "made by a newer version"), (-3, r"n\.db says that its form is -3, .* bring back a copy")],
+)
+def test_a_form_that_is_not_known_is_refused(tmp_path, form, reason):
     path = tmp_path / "n.db"
     kept_secrets(path)
     with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 99")
+        database.execute(f"PRAGMA user_version = {form}")
     database.close()
-    with pytest.raises(StoreError, match="made by a newer version"):
-        SqliteStore(path).open()
-
-
-def test_a_form_that_is_no_number_of_a_form_is_refused(tmp_path):
-    path = tmp_path / "n.db"
-    kept_secrets(path)
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = -3")
-    database.close()
-    with pytest.raises(StoreError, match=r"n\.db says that its form is -3, .* bring back a copy"):
+    with pytest.raises(StoreError, match=reason):
         SqliteStore(path).open()
 
 

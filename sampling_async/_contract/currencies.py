@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from attrs import field, frozen
 
@@ -12,7 +13,6 @@ from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from decimal import Decimal
 
     from sampling_async._contract.records import Price
 
@@ -126,6 +126,13 @@ def not_compared(currency_ids: Iterable[int]) -> str:
 # --- Sums
 
 _OF_RATES: Final = "the unit of the rates"
+
+Amount = TypeVar("Amount", float, Decimal)
+
+
+def add_to(sums: dict[int, Amount], currency_id: int, amount: Amount) -> None:
+    """Add an amount to the sum of its currency."""
+    sums[currency_id] = amount + sums.get(currency_id, 0)
 
 
 def total_of(sums: Mapping[int, float], rates: CurrencyRates | None) -> float | None:

@@ -364,7 +364,7 @@ class Gate:
             self._grant_first(lane)
 
     def _interactive_held(self) -> int:
-        return sum(permit.lane is permit.kind.interactive for permit in self._held)
+        return sum(permit.is_waited_for for permit in self._held)
 
     def _grant_first(self, lane: Lane) -> None:
         is_waited_for, now = lane is self._kinds[lane.kind].interactive, self.clock()

@@ -154,9 +154,7 @@ class WorkKind:
         # a heap of the other lanes with waiters, ordered by turn
         self.lanes: list[tuple[float, int, Lane]] = []
         self._best = inf  # the shortest time of a call
-        self._cut_off_at = (
-            inf  # the first attempt without a response at its deadline, since the latest response
-        )
+        self._cut_off_at = inf  # when the first attempt since a response had none at its deadline
         self.usual = 0.0  # seconds that a call takes, as a moving average; of a bulk request, see `LatencyLine`
         self.held_until = -inf  # when the latest hold ends
         self.shut = BusyIntervals()  # when waiters waited for the end of a hold or an outage

@@ -262,7 +262,7 @@ def too_large(limit: float, where: str) -> DecodeError:
 class _Inflater:
     """A decompressor that works slice by slice, for gzip or deflate.
 
-    By the standard, deflate is in a zlib frame. Some servers leave the frame out: its first byte tells.
+    By the standard, deflate is in a zlib frame. Some servers leave the frame out: its first byte shows it.
     """
 
     def __init__(self, *, is_deflate: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define
 
+from sampling_async._contract.currencies import add_to
 from sampling_async._contract.errors import ClientClosedError, ForbiddenError, OutageError
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import Lesson, rule_for
@@ -78,8 +79,7 @@ class Book:
             self._places[quota_id].left += count
 
     def _expect(self, place: _Place, value: float) -> None:
-        currency = place.quota.currency or 0
-        self.expected[currency] = self.expected.get(currency, 0.0) + value
+        add_to(self.expected, place.quota.currency or 0, value)
 
     @property
     def pairs(self) -> Pairs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field
 
-from sampling_async._contract.currencies import total_of
+from sampling_async._contract.currencies import add_to, total_of
 from sampling_async.campaign._summary import Conversion, Ends
 from sampling_async.notifications import SurveyEnding
 
@@ -45,14 +45,14 @@ class _Sums:
 
     def add(self, row: OutcomeRow, currency_id: int) -> None:
         self.counts[row.ending.value] += 1
-        self.revenue[currency_id] = self.revenue.get(currency_id, Decimal(0)) + row.revenue
+        add_to(self.revenue, currency_id, row.revenue)
 
     def take(self, other: _Sums) -> None:
         self.counts.update(other.counts)
         for each, expected in other.expected.items():
-            self.expected[each] = self.expected.get(each, 0.0) + expected
+            add_to(self.expected, each, expected)
         for each, revenue in other.revenue.items():
-            self.revenue[each] = self.revenue.get(each, Decimal(0)) + revenue
+            add_to(self.revenue, each, revenue)
 
     def conversion(
         self,
@@ -83,8 +83,7 @@ def revenue_by_currency(found: Iterable[Conversion]) -> dict[int, Decimal]:
     """Return the revenue of some quotas, each of which has one currency."""
     sums: dict[int, Decimal] = {}
     for each in found:
-        currency = each.currency_id or 0
-        sums[currency] = sums.get(currency, Decimal(0)) + (each.revenue or 0)
+        add_to(sums, each.currency_id or 0, each.revenue or Decimal(0))
     return sums
 
 

@@ -12,6 +12,7 @@ from attrs import frozen
 from sampling_async import Quota, Survey
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.currencies import (
+    add_to,
     each_in_words,
     label_of,
     money_in_words,
@@ -157,8 +158,7 @@ def _worth_of(rows: Iterable[_QuotaRow], rates: CurrencyRates | None) -> str:
     """Return what the room of some quotas is worth, in words."""
     sums: dict[int, float] = {}
     for row in rows:
-        currency = row.survey.price.currency_id
-        sums[currency] = sums.get(currency, 0.0) + row.worth
+        add_to(sums, row.survey.price.currency_id, row.worth)
     if len(sums) < 2:  # noqa: PLR2004  one needs no name beside each sum
         return f"{sum(sums.values(), 0.0):,.2f}"
     return money_in_words(total_of(sums, rates), None, sums, rates)

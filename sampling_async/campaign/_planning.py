@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from attrs import evolve, field, frozen
 
 from sampling_async._contract.checks import count_of, number_from_0
-from sampling_async._contract.currencies import PLACES_ALONE, CurrencyRates, money_in_words, not_compared
+from sampling_async._contract.currencies import (
+    PLACES_ALONE,
+    CurrencyRates,
+    add_to,
+    money_in_words,
+    not_compared,
+)
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import Lesson, Rule, rule_for
@@ -321,8 +327,7 @@ def sums_by_currency(values: Iterable[tuple[PlannedQuota, float]]) -> dict[int, 
     """Return the sums of some values of quotas, by currency."""
     sums: dict[int, float] = {}
     for quota, value in values:
-        currency = quota.currency or 0
-        sums[currency] = sums.get(currency, 0.0) + value
+        add_to(sums, quota.currency or 0, value)
     return sums
 
 

@@ -145,7 +145,7 @@ def new_connection(
         if connection.execute("SELECT pg_backend_pid()").fetchone() == (connection.info.backend_pid,):
             connection.execute(settings(local="false").encode())
         else:
-            # A pooler: the next transaction may be on another connection to the server, so each one says it all
+            # A pooler: the next transaction may be on another connection to the server, so each says it all.
             connection.beginning = f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings(local='true')}".encode()
             connection.is_pooled = True
             _check_pooler(connection)
