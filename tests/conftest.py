@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import signal
+import threading
+import time
+from contextlib import suppress
 from inspect import iscoroutinefunction
 from itertools import count
 
@@ -55,6 +60,48 @@ def _earlier_objects_are_collected_once():
     """
     gc.collect()
     gc.freeze()
+
+
+# --- Runs that hang
+
+
+class SilentWorkers:
+    """End the processes of a parallel run that says nothing for long, after the stacks of their threads.
+
+    A process may hang between two tests, where pytest does not look, or may be stopped. xdist replaces it, and
+    reports its test as failed.
+    """
+
+    SECONDS = 400.0
+
+    def __init__(self) -> None:
+        self._processes: list[int] = []
+        self._latest = time.monotonic()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodeready(self, node) -> None:
+        self._processes.append(node.gateway._io.popen.pid)  # execnet tells it nowhere else
+
+    def pytest_runtest_logreport(self) -> None:
+        self._latest = time.monotonic()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(5)
+            if time.monotonic() - self._latest > self.SECONDS:
+                self._latest = time.monotonic()
+                faulthandler.dump_traceback()
+                for each in self._processes:
+                    with suppress(ProcessLookupError):
+                        os.kill(each, signal.SIGCONT)
+                        os.kill(each, signal.SIGABRT)
+                self._processes.clear()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SilentWorkers())
 
 
 # --- Services for commands

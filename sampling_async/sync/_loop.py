@@ -168,6 +168,7 @@ class _Loop:
         self.ready, self.ended = _Latch(), _Latch()
         self.error: BaseException | None = None  # that it has ended with
         self.is_started = self.is_ending = False
+        self._starting = _thread.allocate_lock()  # taken by the one who starts it, for good
         self._aclose = aclose
         self._still_open = still_open
         self._forks = forks.count
@@ -180,7 +181,7 @@ class _Loop:
         self.is_started = True
 
     def _start(self) -> None:
-        with suppress(RuntimeError):  # a signal handler raised after it was started the first time
+        if self._starting.acquire(blocking=False):  # twice if a signal handler raised in `start`
             self._thread.start()
 
     @property
