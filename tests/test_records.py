@@ -6,7 +6,6 @@ import traceback
 from decimal import Decimal
 from uuid import UUID, uuid4
 
-import attrs
 import numpy as np
 import pytest
 from attrs import evolve
@@ -42,7 +41,7 @@ from sampling_async.simulator import Simulator
 
 def test_records_are_frozen_and_slotted():
     price = Price(1.0, 2)
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         price.amount = 2.0
     assert not hasattr(price, "__dict__")
 

@@ -797,7 +797,7 @@ async def test_a_cache_that_cannot_be_used_is_ignored(damage, tmp_path, caplog):
     head, _, rest = body.partition(b"\n")
     broken = {
         "cut": body[:-200],
-        "altered": body.replace(b'"loi":10', b'"loi":11'),
+        "altered": body.replace(b'"LOI":10', b'"LOI":11'),
         "foreign": body,
         "other form": json.dumps(json.loads(head) | {"form": "2"}).encode() + b"\n" + rest,
         "empty": b"",

@@ -33,7 +33,7 @@ def test_it_holds_a_head_the_inventory_each_survey_once_and_a_digest(tmp_path):
     head, quotas, *surveys, digest = map(json.loads, (tmp_path / "cache").read_text().splitlines())
     assert (set(head), head["began"]) == ({"form", "owner", "began"}, NOW)
     assert "me" not in head["owner"]
-    assert quotas["surveys"] == []
+    assert quotas["Surveys"] == []
     assert len(surveys) == len(inventory(1, 2, 3).surveys)
     assert set(digest) == {"digest"}
 

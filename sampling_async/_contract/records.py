@@ -13,12 +13,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from attrs import field, frozen
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
 from sampling_async._contract.frames import ROWS, arrow, batch_of, html_table, stream_of, table_of
-from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
+from sampling_async._contract.structs import OR_NULL, FrozenStruct, ReadAs, astuple, seen_by_attrs
 from sampling_async._contract.timing import CallResult, CallResultInSlots
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 INT64_MAX: Final = 2**63 - 1
 
+# msgspec takes the wire's names and the bounds of numbers from the class that it fills.
 Int64: TypeAlias = Annotated[int, Meta(ge=-INT64_MAX, le=INT64_MAX)]
 """A whole number. Whoever creates a record may give any int: only msgspec heeds the bounds, when it reads."""
 
@@ -88,15 +89,15 @@ def decimal_of(amount: float) -> Decimal:
     return Decimal(str(amount))
 
 
-@frozen
-class Price:
+@seen_by_attrs()
+class Price(FrozenStruct, frozen=True, gc=False, rename=wire_name):
     """The price that the operator pays for a complete ("Price object").
 
     `amount` is in units of a currency. `currency_id` is the ID of that currency in the reference data.
     """
 
-    amount: float
-    currency_id: int
+    amount: Double
+    currency_id: Int64
 
     @property
     def amount_decimal(self) -> Decimal:
@@ -104,8 +105,8 @@ class Price:
         return decimal_of(self.amount)
 
 
-@frozen
-class QuestionAndAnswers:
+@seen_by_attrs(answer_ids=first, answer_values=first)
+class QuestionAndAnswers(FrozenStruct, frozen=True, gc=False, rename=wire_name):
     """One condition of a sub-quota ("QuestionAndAnswers object"): at least one answer must match.
 
     Each item of `answer_values` is one value, even if the wire packed several into one text: an age range
@@ -114,51 +115,51 @@ class QuestionAndAnswers:
     True if the service asks members who have not answered the question; it is False if the body does not say.
     """
 
-    question_id: int
-    answer_ids: tuple[int, ...] = field(default=(), repr=first)
-    answer_values: tuple[str, ...] = field(default=(), repr=first)
-    is_routable: bool = False
+    question_id: Int64
+    answer_ids: Annotated[tuple[Int64, ...], OR_NULL] = ()
+    answer_values: Annotated[tuple[str, ...], ReadAs(tuple[str, ...] | str | None)] = ()
+    is_routable: Annotated[bool, OR_NULL] = False
 
 
-@frozen
-class SubQuota:
+@seen_by_attrs(questions_and_answers=counted("questions"))
+class SubQuota(FrozenStruct, frozen=True, gc=False, rename=wire_name):
     """One target group of a layer ("SubQuota object"). It is open while its completes are below the maximum."""
 
-    sub_quota_id: int
-    current_completes: int
-    max_target_completes: int
-    questions_and_answers: tuple[QuestionAndAnswers, ...] = field(repr=counted("questions"))
+    sub_quota_id: Int64
+    current_completes: Int64
+    max_target_completes: Int64
+    questions_and_answers: Annotated[tuple[QuestionAndAnswers, ...], ReadAs(tuple[Raw, ...])]
 
 
-@frozen
-class Layer:
+@seen_by_attrs(sub_quotas=counted("sub-quotas"))
+class Layer(FrozenStruct, frozen=True, gc=False, rename=wire_name):
     """A group of sub-quotas ("Layer object"). A member must match exactly one of them."""
 
-    layer_id: int
-    sub_quotas: tuple[SubQuota, ...] = field(repr=counted("sub-quotas"))
+    layer_id: Int64
+    sub_quotas: tuple[SubQuota, ...]
 
 
-@frozen
-class Quota:
+@seen_by_attrs(layers=counted("layers"))
+class Quota(FrozenStruct, frozen=True, gc=False, rename=wire_name):
     """An open quota ("Quota object"). A member must match all its layers. Its counts are completes."""
 
-    quota_id: int
-    completes_required: int
-    estimated_completes_remaining: int
-    layers: tuple[Layer, ...] = field(repr=counted("layers"))
+    quota_id: Int64
+    completes_required: Int64
+    estimated_completes_remaining: Int64
+    layers: tuple[Layer, ...]
 
 
-@frozen
-class SurveyWaveExclusion:
+@seen_by_attrs(participation_status_ids=first)
+class SurveyWaveExclusion(FrozenStruct, frozen=True, gc=False, rename=wire_name):
     """Participations that exclude a member from a survey (item of SurveyWaveExclusions).
 
     `wave_id` 0 means any wave of the survey. The written contract does not describe this item; its fields are
     those seen in real bodies.
     """
 
-    survey_id: int
-    wave_id: int
-    participation_status_ids: tuple[int, ...] = field(default=(), repr=first)
+    survey_id: Int64
+    wave_id: Int64
+    participation_status_ids: Annotated[tuple[Int64, ...], OR_NULL] = ()
 
     def excludes(self, past: Participation) -> bool:
         """Return whether a member with this participation is excluded."""
@@ -182,28 +183,28 @@ class Participation:
     status_id: int = 9
 
 
-@frozen
-class Survey:
+@seen_by_attrs(device_type_ids=first, quotas=counted("quotas"), survey_wave_exclusions=counted("exclusions"))
+class Survey(FrozenStruct, frozen=True, weakref=True, rename=wire_name):
     """A survey with open quotas ("Survey object"). The pair of `survey_id` and `wave_id` is unique.
 
     `loi` is in minutes, `ir` in percent. `scheduled_completion_date` has no zone if the wire gave none; for
     many open surveys this date has passed. `survey_name` is None if the body does not give one.
     """
 
-    survey_id: int
-    wave_id: int
-    loi: int
-    ir: int
-    study_type_id: int
-    scheduled_completion_date: datetime
-    device_type_ids: tuple[int, ...] = field(repr=first)
+    survey_id: Int64
+    wave_id: Int64
+    loi: Int64
+    ir: Int64
+    study_type_id: Int64
+    scheduled_completion_date: Annotated[datetime, ReadAs(str)]
+    device_type_ids: tuple[Int64, ...]
     is_survey_recontact: bool
-    completes_required: int
-    estimated_completes_remaining: int
+    completes_required: Int64
+    estimated_completes_remaining: Int64
     price: Price
-    quotas: tuple[Quota, ...] = field(repr=counted("quotas"))
+    quotas: tuple[Quota, ...]
     survey_name: str | None = None
-    survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = field(default=(), repr=counted("exclusions"))
+    survey_wave_exclusions: Annotated[tuple[SurveyWaveExclusion, ...], OR_NULL] = ()
 
 
 PartialKey: TypeAlias = tuple[int | None, int | None]
@@ -385,8 +386,6 @@ class Invite(CallResult, FrozenStruct, frozen=True, gc=False, omit_defaults=True
     repr hides it. Only invites of `generate_invite` have a `timing`.
     """
 
-    # msgspec takes the wire's names and the bounds of numbers from the class that it fills. `gc=False`: the
-    # garbage collector need not look at an invite, which refers to nothing that could refer to it.
     survey_id: Int64
     wave_id: Int64
     quota_id: Int64
@@ -424,6 +423,7 @@ class InviteOfCall(Invite, frozen=True, gc=True, dict=True):
 
 
 InviteOfCall.__qualname__ = Invite.__qualname__  # in its repr
+InviteOfCall.__attrs_types_resolved__ = InviteOfCall  # as for `Invite`, whose attributes it has
 
 
 @frozen

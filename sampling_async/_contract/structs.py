@@ -2,9 +2,10 @@
 
 - `attrs.frozen` is the rule: a public record that is kept, compared and shown.
 - `FrozenStruct`, a Struct of msgspec that is an attrs class as well, is for public records that come by the
-  hundred in one response: `Invite` and `InviteOutcome`. To create a frozen attrs object of eight fields takes a
-  microsecond, ten times as long as a Struct, which msgspec fills from JSON directly. attrs and cattrs work with
-  it, but type checkers do not know that: use `msgspec.structs.replace` in place of `attrs.evolve`.
+  hundred in one response: `Invite`, `InviteOutcome`, and the parts of an inventory. To create a frozen attrs
+  object of eight fields takes a microsecond, ten times as long as a Struct, which msgspec fills from JSON
+  directly. With `gc=False`, the garbage collector does not look at it. attrs and cattrs work with it, but type
+  checkers do not know that: use `msgspec.structs.replace` in place of `attrs.evolve`.
 - `value` is for private ones that are made for each request. They take no change by a type checker's word only,
   and so cost a third of a frozen one.
 - `WireStruct` is JSON that is no record: the parts of a request, of a response or of a file around the records.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["FrozenStruct", "WireStruct", "astuple", "replace", "seen_by_attrs", "value"]
+__all__ = ["OR_NULL", "FrozenStruct", "ReadAs", "WireStruct", "astuple", "replace", "seen_by_attrs", "value"]
 
 # attrs' own advice for values that are created often. Type checkers hold them frozen. At run time they are not:
 # a frozen instance takes three times as long to create.
@@ -33,12 +34,24 @@ else:
     from attrs import define as value
 
 
-class _Hidden:
-    def __repr__(self) -> str:
-        return "<hidden>"
+class _Text(str):
+    """A text whose repr has no quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
-_HIDDEN: Final = _Hidden()
+@attrs.frozen
+class ReadAs:
+    """In an annotation: the type that msgspec reads, where it cannot read that of the field; or null beside it.
+
+    Who reads must put a value of the field's type in its place.
+    """
+
+    type: Any
+
+
+OR_NULL: Final = ReadAs(None)
 
 
 class FrozenStruct(msgspec.Struct, frozen=True):
@@ -55,7 +68,8 @@ class FrozenStruct(msgspec.Struct, frozen=True):
     # Every Struct has this method for the library `rich`. That of msgspec hides nothing.
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         return [
-            (each.name, getattr(self, each.name) if each.repr else _HIDDEN) for each in self.__attrs_attrs__
+            (each.name, value if each.repr is True else _Text(each.repr(value) if each.repr else "<hidden>"))
+            for each, value in zip(self.__attrs_attrs__, astuple(self), strict=True)
         ]
 
 
@@ -66,16 +80,25 @@ class WireStruct(msgspec.Struct, gc=False):
 _Record = TypeVar("_Record", bound=FrozenStruct)
 
 
-def seen_by_attrs(*, hides: str) -> Callable[[type[_Record]], type[_Record]]:
-    """Let attrs see a Struct as a class of its own. Its repr hides one field, because it is secret."""
+def seen_by_attrs(
+    *, hides: str = "", **shown: Callable[[Any], str]
+) -> Callable[[type[_Record]], type[_Record]]:
+    """Let attrs see a Struct as a class of its own.
+
+    Its repr hides one field, because it is secret, and shows others as the functions of their names say.
+    """
 
     def described(record: type[_Record]) -> type[_Record]:
         types = get_type_hints(record)  # without the bounds that only msgspec understands
+        for name, hint in get_type_hints(record, include_extras=True).items():
+            for note in getattr(hint, "__metadata__", ()):
+                if isinstance(note, ReadAs):
+                    record.__annotations__[name] = note.type or hint.__origin__ | None
         fields = {
             field.name: attrs.field(
                 type=types[field.name],
                 default=attrs.NOTHING if field.required else field.default,
-                repr=field.name != hides,
+                repr=field.name != hides and shown.get(field.name, True),
             )
             for field in msgspec.structs.fields(record)
         }

@@ -27,7 +27,6 @@ Writing
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cache, partial
@@ -114,18 +113,7 @@ def write_lines(records: Sequence[T], cls: type[T]) -> bytes:
 
 
 plain_json: Final = msgspec.json.encode
-"""Write numbers, texts, lists and dicts as JSON, fast; records in the names of their fields."""
-
-
-def from_plain_json(cls: type[T], line: bytes) -> T:
-    """Read a record that `plain_json` wrote, in the names of its fields."""
-    # A quote inside a text is escaped, so this finds names only. To have msgspec read the names of the fields
-    # would leave its cache in the class, where the drafts of the fast decoder would inherit it.
-    return structure(cls, re.sub(rb'"([a-z_]+)":', _as_on_the_wire, line))
-
-
-def _as_on_the_wire(name: re.Match[bytes]) -> bytes:
-    return b'"%b":' % wire_name(name[1].decode()).encode()
+"""Write numbers, texts, lists, dicts and Structs as JSON, fast."""
 
 
 # --- The converter -----------------------------------------------------------------------------------------

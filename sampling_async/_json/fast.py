@@ -1,12 +1,10 @@
-"""The fast decoder: msgspec reads JSON in C, directly into the slots of the records.
+"""The fast decoder: msgspec reads JSON in C, directly into the records.
 
-msgspec fills attrs classes by the names of their fields, and these are not the names of the wire. So each of
-them has a draft: a subclass whose fields have the wire's names, as other names for the same slots. After the
-reading, values that differ between the wire and the record are converted in place, and the draft becomes the
-record by a change of its `__class__`. This is done for all drafts of one kind together, so that these loops run
-in C as well. The decoder returns None for a body that it cannot read, or would read differently from the
-careful decoder. Then the careful decoder reads the body. The fast decoder does not check fields that no record
-has.
+A few values differ between the wire and the record: a null, a date, a text that holds several values. msgspec
+reads these as they are on the wire, and they are put right in place, for all records of one kind together, so
+that these loops run in C as well. Records that are attrs classes are made of Structs with the same fields. The
+decoder returns None for a body that it cannot read, or would read differently from the careful decoder. Then
+the careful decoder reads the body. The fast decoder does not check fields that no record has.
 """
 
 from __future__ import annotations
@@ -14,24 +12,21 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import types
-from collections import deque
 from datetime import datetime
 from functools import cache, partial
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast, get_args, get_origin
 from weakref import ref
 
 import attrs
 import msgspec
+from msgspec.structs import astuple, force_setattr
 
 from sampling_async._contract.records import (
     INT64_MAX,
-    Double,
     Int64,
     Invite,
-    Price,
     QuestionAndAnswers,
     Quotas,
     Survey,
@@ -45,19 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from attrs import AttrsInstance
-
-
-def draft_of(record: type[Any], **namespace: Any) -> type[Any]:
-    """Return a writable subclass of a frozen record, with the same slots and no others.
-
-    Call it without arguments, fill the instance, then set `draft.__class__ = record`: the instance is now a
-    frozen record. This is faster than the constructor of a frozen record, which sets each field through
-    `object.__setattr__`. That takes longer than reading the fields from the wire.
-    """
-    # Setting and deleting are both needed: one C function does the work of the two, and Python calls it
-    # directly only if neither name is a Python function.
-    plain = {name: getattr(object, name) for name in ("__init__", "__setattr__", "__delattr__")}
-    return type(record.__name__, (record,), {"__slots__": (), **plain, **namespace})
 
 
 _HEAD_BYTES: Final = 32  # of a survey; its ID is in them, so few surveys begin alike
@@ -190,21 +172,16 @@ class Part:
 
 def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None:
     """Read a record from JSON in UTF-8; return None if the careful decoder must read it."""
-    if issubclass(record, msgspec.Struct):
-        return cast("T | None", _decoded(record, body))
-    draft = _decoded(record, body) if is_usable() else None
-    return cast("T", draft) if draft is not None and _become(record, (draft,), shared or Shared()) else None
+    one = _decoded(_on_the_wire(cast("Any", record)), body)
+    records = None if one is None else _finished(record, (one,), shared or Shared())
+    return None if records is None else records[0]
 
 
 def read_many(record: type[T], body: bytes, shared: Shared | None = None) -> Sequence[T] | None:
     """Read a list of records from JSON; return None if the careful decoder must read it."""
-    is_struct = issubclass(record, msgspec.Struct)
-    if not is_struct and not is_usable():
-        return None
-    drafts: Sequence[T] | None = _decoded(tuple[record, ...], body)  # type: ignore[valid-type]
-    if drafts is None or is_struct:
-        return drafts
-    return drafts if _become(record, drafts, shared or Shared()) else None
+    wire: Any = _on_the_wire(cast("Any", record))
+    many = _decoded(tuple[wire, ...], body)
+    return None if many is None else _finished(record, many, shared or Shared())
 
 
 def read_part(record: type[T], part: Part) -> Sequence[T] | None:
@@ -213,16 +190,16 @@ def read_part(record: type[T], part: Part) -> Sequence[T] | None:
     if known is None:
         return read_many(record, part.body, part.shared)
     # `Raw` finds the bounds of each survey without decoding it.
-    raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], part.body) if is_usable() else None
+    raws: Sequence[msgspec.Raw] | None = _decoded(tuple[msgspec.Raw, ...], part.body)
     if raws is None:
         return None
     texts = list(map(bytes, raws))
     surveys = list(map(known.find, texts))
     unknown = [at for at, survey in enumerate(surveys) if survey is None]
-    drafts = [_decoded(Survey, texts[at]) for at in unknown]
-    if None in drafts or not _become(Survey, drafts, part.shared):
+    read = [_decoded(Survey, texts[at]) for at in unknown]
+    if None in read or _finished(Survey, read, part.shared) is None:
         return None
-    for at, survey in zip(unknown, drafts, strict=True):
+    for at, survey in zip(unknown, read, strict=True):
         surveys[at] = survey
         known.add(texts[at], survey)
     return cast("list[T]", surveys)
@@ -238,8 +215,9 @@ def positive_ints(values: tuple[Any, ...]) -> tuple[int, ...] | None:
 
 def warm_up() -> None:
     """Fill the caches, so that the first response does not block the event loop."""
-    for record in (Quotas, tuple[Survey, ...], Survey, tuple[msgspec.Raw, ...], QuestionAndAnswers, WireReply):
-        _decoder(record)
+    surveys: tuple[Any, ...] = (tuple[Survey, ...], Survey, tuple[msgspec.Raw, ...], QuestionAndAnswers)
+    for what in (_on_the_wire(Quotas), *surveys, WireReply):
+        _decoder(what)
 
 
 class WireRequest(WireStruct):
@@ -299,54 +277,23 @@ def _is_utf8(body: bytes) -> bool:
 
 
 @cache
-def is_usable() -> bool:
-    """Return whether drafts work with the installed msgspec: other versions may make instances differently."""
-    try:
-        price = _decoder(Price).decode(b'{"CurrencyID":2,"Amount":1.5}')
-        works = _become(Price, (price,), Shared()) and price == Price(1.5, 2)
-    except Exception:  # noqa: BLE001  whatever the reason, the careful decoder reads instead
-        works = False
-    if not works:
-        logger.warning(
-            "records are decoded by the slow path: msgspec %s cannot fill attrs objects", msgspec.__version__
-        )
-    return works
-
-
-# --- The types that msgspec reads --------------------------------------------------------------------------
-
-
-@cache
 def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(_on_the_wire(what))
-
-
-def _on_the_wire(hint: Any) -> Any:
-    if attrs.has(hint) and not issubclass(hint, msgspec.Struct):
-        return _draft(hint)
-    if get_origin(hint) is tuple:
-        return tuple[_on_the_wire(get_args(hint)[0]), ...]  # type: ignore[misc]
-    if get_origin(hint) is types.UnionType:
-        return Union[tuple(_on_the_wire(each) for each in get_args(hint))]  # noqa: UP007
-    scalars: dict[Any, Any] = {int: Int64, float: Double, datetime: str}
-    return scalars.get(hint, hint)
+    return msgspec.json.Decoder(what)
 
 
 @cache
-def _draft(record: type[AttrsInstance]) -> Any:
-    hints: dict[str, Any] = {}
-    slots: dict[str, Any] = {}
-    attributes = _attributes(record)
-    for attribute in attributes:
-        place, name = (record.__name__, attribute.name), wire_name(attribute.name)
-        hint = _OTHERWISE.get(place) or _on_the_wire(attribute.type)
-        hints[name] = hint | None if place in NULLS else hint
-        # The descriptor of the record's slot, under the wire's name: both names read and write the same slot.
-        slots[name] = getattr(record, attribute.name)
-    # msgspec takes the names of an attrs class from `__attrs_attrs__`, and their types from `__annotations__`.
-    draft = draft_of(record, __annotations__=hints, **slots)
-    draft.__attrs_attrs__ = tuple(each.evolve(name=wire_name(each.name)) for each in attributes)
-    return draft
+def _on_the_wire(record: Any) -> Any:
+    """Return the Struct that msgspec fills: the record itself, or one with the fields of an attrs class."""
+    if issubclass(record, msgspec.Struct):
+        return record
+    types: dict[Any, Any] = {int: Int64, datetime: str}
+    fields: list[Any] = []
+    for each in _attributes(record):
+        hint: Any = types.get(each.type, each.type)
+        if (record.__name__, each.name) in NULLS:
+            hint |= None
+        fields.append((each.name, hint, *(() if each.default is attrs.NOTHING else (each.default,))))
+    return msgspec.defstruct(record.__name__, fields, rename=wire_name)
 
 
 def _attributes(record: type[AttrsInstance]) -> tuple[attrs.Attribute[Any], ...]:
@@ -354,100 +301,87 @@ def _attributes(record: type[AttrsInstance]) -> tuple[attrs.Attribute[Any], ...]
     return attributes
 
 
-_OTHERWISE: Final[dict[tuple[str, str], Any]] = {
-    ("QuestionAndAnswers", "answer_values"): tuple[str, ...] | str | None,
-    ("SubQuota", "questions_and_answers"): tuple[msgspec.Raw, ...],
-}
-"""Fields that are read with another type than the record's. A step of their own converts them."""
+# --- What differs from the wire ----------------------------------------------------------------------------
 
 
-# --- From drafts to records --------------------------------------------------------------------------------
-
-
-def _become(record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
-    """Turn drafts of one kind, and the drafts inside them, into records; return False if a value is invalid."""
-    steps: list[_Step] = _steps(cast("Any", record))
-    for step in steps:
-        if not step(drafts, shared):
-            return False
-    # `draft.__class__ = record` for each draft. The deque of length 0 consumes the map in C.
-    deque(map(setattr, drafts, repeat("__class__"), repeat(record)), maxlen=0)
-    return True
+def _finished(record: type[T], read: Sequence[Any], shared: Shared) -> Sequence[T] | None:
+    """Put right what msgspec has read of one kind, and what is inside; return None if a value is invalid."""
+    if not all(step(read, shared) for step in _steps(cast("Any", record))):
+        return None
+    return read if issubclass(record, msgspec.Struct) else tuple(record(*astuple(each)) for each in read)
 
 
 @cache
 def _steps(record: type[AttrsInstance]) -> list[_Step]:
-    """Return the steps that convert drafts before they become a record; each step takes all drafts at once."""
+    """Return the steps that put records right; each step takes all of them at once."""
     steps: list[_Step] = []
-    for attribute in _attributes(record):
+    for attribute in _attributes(record) if attrs.has(record) else ():
         place, name = (record.__name__, attribute.name), attribute.name
-        held: Any = get_args(attribute.type)[0] if get_origin(attribute.type) is tuple else attribute.type
+        is_tuple = get_origin(attribute.type) is tuple
+        held: Any = get_args(attribute.type)[0] if is_tuple else attribute.type
         if place in NULLS:
             steps.append(partial(_fill, name, NULLS[place]))
         if place == ("QuestionAndAnswers", "answer_values"):
             steps.append(_unpack)
         elif place == ("SubQuota", "questions_and_answers"):
             steps.append(_share)
-        elif attrs.has(held):
-            steps.append(partial(_become_all if held is not attribute.type else _become_each, name, held))
+        elif is_tuple and attrs.has(held) and _steps(held):
+            steps.append(partial(_finish_all, name, held))
         elif held is datetime:
             steps.append(partial(_date, name))
     return steps
 
 
-def _become_all(name: str, record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
-    return _become(record, tuple(chain.from_iterable(map(attrgetter(name), drafts))), shared)
+def _finish_all(name: str, record: type[Any], read: Sequence[Any], shared: Shared) -> bool:
+    inner = tuple(chain.from_iterable(map(attrgetter(name), read)))
+    return _finished(record, inner, shared) is not None
 
 
-def _become_each(name: str, record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
-    return _become(record, tuple(map(attrgetter(name), drafts)), shared)
-
-
-def _fill(name: str, stands_for: Any, drafts: Sequence[Any], _: Shared) -> bool:
+def _fill(name: str, stands_for: Any, read: Sequence[Any], _: Shared) -> bool:
     # The first test runs in C, and nearly always finds no null.
-    if None in map(attrgetter(name), drafts):
-        for draft in drafts:
-            if getattr(draft, name) is None:
-                setattr(draft, name, stands_for)
+    if None in map(attrgetter(name), read):
+        for each in read:
+            if getattr(each, name) is None:
+                force_setattr(each, name, stands_for)
     return True
 
 
-def _date(name: str, drafts: Sequence[Any], _: Shared) -> bool:
+def _date(name: str, read: Sequence[Any], _: Shared) -> bool:
     try:
-        for draft in drafts:
-            setattr(draft, name, date_time(getattr(draft, name)))
+        for each in read:
+            force_setattr(each, name, date_time(getattr(each, name)))
     except Mismatch:
         return False
     return True
 
 
-def _share(drafts: Sequence[Any], shared: Shared) -> bool:
+def _share(read: Sequence[Any], shared: Shared) -> bool:
     """Set the conditions of sub-quotas, and decode each text of a condition once."""
-    lists = list(map(attrgetter("questions_and_answers"), drafts))
+    lists = list(map(attrgetter("questions_and_answers"), read))
     texts = list(map(bytes, chain.from_iterable(lists)))
     unknown = shared.unknown(texts)
     try:
         conditions = list(map(_decoder(QuestionAndAnswers).decode, unknown))
     except msgspec.MsgspecError:
         return False
-    _become(QuestionAndAnswers, conditions, shared)
+    _finished(QuestionAndAnswers, conditions, shared)
     shared.conditions.update(zip(unknown, conditions, strict=True))
-    # One iterator over the conditions of all drafts: each draft takes as many as its list had texts.
+    # One iterator over the conditions of all: each sub-quota takes as many as its list had texts.
     found = map(shared.conditions.__getitem__, texts)
-    for draft, raws in zip(drafts, lists, strict=True):
-        draft.questions_and_answers = tuple(islice(found, len(raws)))
+    for each, raws in zip(read, lists, strict=True):
+        force_setattr(each, "questions_and_answers", tuple(islice(found, len(raws))))
     return True
 
 
-def _unpack(drafts: Sequence[Any], _: Shared) -> bool:
+def _unpack(read: Sequence[Any], _: Shared) -> bool:
     """Split answer values that are not a list of texts with one value each. Such values are rare."""
-    # One test for all drafts together, and nearly always there is nothing to do.
-    lists = list(map(attrgetter("answer_values"), drafts))
+    # One test for all together, and nearly always there is nothing to do.
+    lists = list(map(attrgetter("answer_values"), read))
     if set(map(type, lists)) <= {tuple} and _are_single_values(list(chain.from_iterable(lists))):
         return True
-    for draft, values in zip(drafts, lists, strict=True):
+    for each, values in zip(read, lists, strict=True):
         if type(values) is not tuple or not _are_single_values(values):
-            draft.answer_values = answer_values(list(values) if type(values) is tuple else values)
+            force_setattr(each, "answer_values", answer_values(values))
     return True
 
 

@@ -11,6 +11,7 @@ import logging
 import time
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from attrs import evolve
 
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
-from sampling_async._json.converter import from_plain_json, plain_json
+from sampling_async._json.converter import from_json, plain_json, to_json
 from sampling_async._json.rules import parse
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async._private_files import UNFINISHED, require_private, target_of, written_whole
@@ -77,8 +78,8 @@ class CacheFile:
         surveys: list[Survey] = []
         for line in lines[2:-1]:
             defer_full_gc()
-            surveys.append(from_plain_json(Survey, line))
-        return evolve(from_plain_json(Quotas, lines[1]), surveys=tuple(surveys)), float(head["began"])
+            surveys.append(from_json(Survey, line))
+        return evolve(from_json(Quotas, lines[1]), surveys=tuple(surveys)), float(head["began"])
 
     def save(self, quotas: Quotas, began: float) -> None:
         """Replace the file. Nothing raises: a failure is logged."""
@@ -104,10 +105,10 @@ class CacheFile:
     def _lines(self, quotas: Quotas, began: float) -> Iterator[bytes]:
         head = {"form": _FORM, "owner": self._owner, "began": began}
         digest = blake2b()
-        for record in (head, evolve(quotas, surveys=()), *quotas.surveys):
-            line = plain_json(record) + b"\n"
-            digest.update(line)
-            yield line
+        first = (plain_json(head), to_json(evolve(quotas, surveys=())))
+        for line in chain(first, map(plain_json, quotas.surveys)):
+            digest.update(line + b"\n")
+            yield line + b"\n"
         yield _ended(digest)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from attrs import evolve, frozen
+from attrs import frozen
+
+from sampling_async._contract.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,16 +144,16 @@ def applied(known: Survey | None, change: Change) -> Survey | None:
     if change.kind == "survey_opened":
         # The quotas of the survey follow one by one.
         survey = change.after
-        return evolve(survey, quotas=())
+        return replace(survey, quotas=())
     if change.kind == "survey_closed":
         return None
     assert known is not None
     if change.quota_id is not None:
-        return evolve(known, quotas=tuple(_quotas_after(known, change)))
+        return replace(known, quotas=tuple(_quotas_after(known, change)))
     fields = _FIELDS_OF_SURVEY[change.kind]
     if len(fields) == 1:
-        return evolve(known, **{fields[0]: change.after})
-    return evolve(known, **{name: getattr(change.after, name) for name in fields})
+        return replace(known, **{fields[0]: change.after})
+    return replace(known, **{name: getattr(change.after, name) for name in fields})
 
 
 def _quotas_after(known: Survey, change: Change) -> Iterator[Quota]:
@@ -159,11 +161,11 @@ def _quotas_after(known: Survey, change: Change) -> Iterator[Quota]:
         if quota.quota_id != change.quota_id:
             yield quota
         elif change.kind == "remaining":
-            yield evolve(quota, estimated_completes_remaining=change.after)
+            yield replace(quota, estimated_completes_remaining=change.after)
         elif change.kind == "targeting":
-            yield evolve(quota, layers=change.after.layers)
+            yield replace(quota, layers=change.after.layers)
         elif change.kind == "details":
             new = change.after
-            yield evolve(quota, layers=new.layers, completes_required=new.completes_required)
+            yield replace(quota, layers=new.layers, completes_required=new.completes_required)
     if change.kind == "quota_opened":
         yield change.after

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import define, evolve, field
 
 from sampling_async._contract.records import leave_out, may_list
+from sampling_async._contract.structs import replace
 from sampling_async._pacing.loops import LoopYielder
 from sampling_async._watch.changes import Key, key_of
 
@@ -48,7 +49,7 @@ class Closings:
         if not self.quotas or not any(quota.quota_id in self.quotas for quota in survey.quotas):
             return survey
         left = tuple(quota for quota in survey.quotas if quota.quota_id not in self.quotas)
-        return evolve(survey, quotas=left) if left else None
+        return replace(survey, quotas=left) if left else None
 
 
 class Shown:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from sampling_async import Layer, Quota, Quotas, SubQuota, Survey
+from sampling_async._contract.structs import replace
 from sampling_async._json.converter import unstructure
 from sampling_async.simulator._members import targets_of
 
@@ -37,7 +38,7 @@ class LiveSurvey:
         quotas = tuple(quota.now() for quota in self.quotas if quota.is_live and quota.remaining > 0)
         if not quotas:
             return None
-        return attrs.evolve(self.survey, estimated_completes_remaining=self.remaining, quotas=quotas)
+        return replace(self.survey, estimated_completes_remaining=self.remaining, quotas=quotas)
 
     def body(self, *, include_routables: bool) -> bytes | None:
         """Return the survey as Get Quotas shows it, or None. The result is cached until a count changes."""
@@ -93,7 +94,7 @@ class LiveQuota:
 
     def now(self) -> Quota:
         layers = zip(self.quota.layers, self.completes, strict=True)
-        return attrs.evolve(
+        return replace(
             self.quota,
             estimated_completes_remaining=self.remaining,
             layers=tuple(
