@@ -46,38 +46,38 @@ TESTS_ENV = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONWARNINGS": "error"}
 # Of each dependency, what uses most of it. None of them waits or starts programs, but Chromium and
 # PostgreSQL where they are.
 FAST = [
-    f"tests/test_{name}.py"
+    f"tests/{name}.py"
     for name in (
-        "bulk_reply",
-        "campaign_ends",
-        "campaign_report",
-        "cli",
-        "cli_output",
-        "client",
-        "converter",
-        "engine",
-        "fast",
-        "frames",
-        "gate",
-        "http1",
-        "jobs",
-        "match_command",
-        "mocks",
-        "notifications_app",
-        "notifications_bodies",
-        "notifications_testing",
-        "options",
-        "panel_columns",
-        "panel_outputs",
-        "panel_agreement",
-        "profiles",
-        "pydantic",
-        "session",
-        "simulator",
-        "stream",
-        "structs",
-        "sync",
-        "telemetry",
+        "bulk/test_stream",
+        "campaign/test_campaign_ends",
+        "campaign/test_campaign_report",
+        "cli/test_cli",
+        "cli/test_cli_output",
+        "cli/test_match_command",
+        "client/test_client",
+        "client/test_mocks",
+        "client/test_options",
+        "contract/test_structs",
+        "frames/test_frames",
+        "json/test_converter",
+        "json/test_fast",
+        "json/test_pydantic",
+        "matching/test_panel_agreement",
+        "matching/test_panel_columns",
+        "matching/test_panel_outputs",
+        "notifications/test_notifications_app",
+        "notifications/test_notifications_bodies",
+        "notifications/test_notifications_testing",
+        "pacing/test_gate",
+        "pacing/test_jobs",
+        "profiles/test_profiles",
+        "protocol/test_bulk_reply",
+        "simulator/test_simulator",
+        "sync/test_sync",
+        "telemetry/test_telemetry",
+        "wire/test_engine",
+        "wire/test_http1",
+        "wire/test_session",
     )
 ]
 
@@ -165,7 +165,7 @@ def durable(session: nox.Session) -> None:
 def recipes(session: nox.Session) -> None:
     """Run the client in Django, Celery, Dagster, Jupyter, SQLAlchemy and Redis; says what it could not find."""
     install(session, "recipes")
-    places = ("tests/recipes", "tests/test_deploy.py")
+    places = ("tests/recipes", "tests/project/test_deploy.py")
     session.run("python", "-W", "error", "-m", "pytest", *places, "-rs", *session.posargs)
 
 
@@ -182,7 +182,7 @@ def docs(session: nox.Session) -> None:
 def package(session: nox.Session) -> None:
     """Build the archives, check them as an index does, and install the wheel without anything else."""
     install(session, "package")
-    session.run("python", "-W", "error", "-m", "pytest", "tests/test_package.py", "-rs", *session.posargs)
+    session.run("python", "-W", "error", "-m", "pytest", "tests/project/test_package.py", "-rs", *session.posargs)
 
 
 @nox.session

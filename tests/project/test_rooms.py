@@ -62,7 +62,7 @@ TOOLS = {
     "sync",
 }
 THIRD_PARTY = {
-    "httpx": {"_wire"},  # httpx2 is imported nowhere: the user has it; tests/test_clients.py
+    "httpx": {"_wire"},  # httpx2 is imported nowhere: the user has it; tests/wire/test_clients.py
     "httpx2": set(),
     "certifi": {"_wire/trust"},
     "httptools": {"_wire/http1"},
@@ -114,7 +114,7 @@ def test_every_file_is_in_a_package():
 
 
 def test_the_page_about_the_design_lists_the_files_of_each_package():
-    page = Path(__file__).parent.parent / "docs" / "explanation" / "design.md"
+    page = Path(__file__).parents[2] / "docs" / "explanation" / "design.md"
     rows = [[cell.strip() for cell in row.split("|")] for row in page.read_text().splitlines() if "| `_" in row]
     listed = {row[1].strip("`"): set(row[3].split(", ")) for row in rows}
     packages = [package for package in PACKAGES if (ROOT / package).is_dir()]

@@ -15,7 +15,7 @@ import pytest
 import sampling_async
 
 REFERENCE = "".join(
-    page.read_text() for page in sorted((Path(__file__).parent.parent / "docs" / "reference").glob("*.md"))
+    page.read_text() for page in sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
 )
 PUBLIC = [name for name in sampling_async.__all__ if name != "__version__"]
 

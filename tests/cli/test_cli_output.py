@@ -13,7 +13,7 @@ from cli_kit import commands, program, run, served_panel
 from sampling_async._cli._help import PAGES
 from sampling_async.simulator import Fault
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from sampling_async._contract.extras import install
 from sampling_async.simulator import Fault, Simulator
 
 UNKNOWN_KEY = "cafecafe-0000-4000-8000-00000000cafe"
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 # --- Reading ----------------------------------------------------------------------------------------------

@@ -271,7 +271,7 @@ async def test_a_report_needs_a_time_limit(inbox):
 
 # --- Metrics
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 class NamingMeter(NoOpMeter):

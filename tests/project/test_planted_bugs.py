@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sampling_async
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_each_bug_has_its_place_in_the_package(monkeypatch):

@@ -81,7 +81,7 @@ def test_an_error_names_the_path_and_the_rule(change, path):
 
 
 def test_records_of_endpoints_without_an_annotation_are_written_as_the_how_to_says():
-    page = (Path(__file__).parent.parent / "docs/howto/data-frames.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/howto/data-frames.md").read_text()
     (example,) = [
         each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ENCODERS_BY_TYPE" in each
     ]
