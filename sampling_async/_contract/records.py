@@ -1,6 +1,6 @@
-"""The records of the contract, as frozen values without any knowledge of JSON.
+"""The records of the contract, as frozen values.
 
-Field names are the contract's names in snake_case, and lists are tuples. Only `_json` knows the wire.
+Field names are the contract's names in snake_case, and lists are tuples. `_json` reads and writes them.
 """
 
 from __future__ import annotations
