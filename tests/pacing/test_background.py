@@ -369,10 +369,11 @@ async def test_no_cancellation_is_stray_without_asyncio(monkeypatch):
 
 
 class EndsSlowly(Background):
-    """Work that takes a moment to end after it was cancelled."""
+    """Work that ends when it may, after it was cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.is_cancelled, self.may_end = anyio.Event(), anyio.Event()
         self.has_ended = False
 
     @property
@@ -384,7 +385,8 @@ class EndsSlowly(Background):
             await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.sleep(0.02)
+                self.is_cancelled.set()
+                await self.may_end.wait()
             self.has_ended = True
 
 
@@ -397,11 +399,12 @@ async def test_cancellations_while_the_work_ends_are_raised_after_its_end():
             await anyio.lowlevel.checkpoint()
 
     task = asyncio.create_task(host())
-    await asyncio.sleep(0.005)
+    await work.is_cancelled.wait()
     for _ in range(2):
         task.cancel()
         await asyncio.sleep(0)
     assert not task.done()
+    work.may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert work.has_ended
