@@ -54,7 +54,7 @@ def served_panel(folder: Path, monkeypatch, *, members: int = 24, **options) -> 
 
 def on_terminal(monkeypatch, stderr: io.StringIO | None = None) -> None:
     """Let commands print what they print on a terminal; their stderr may be a screen of 80 columns."""
-    monkeypatch.setattr(_rendering, "as_lines", lambda wanted: wanted)
+    monkeypatch.setattr(_rendering, "as_lines", lambda: _rendering.wanted.json)
     if stderr is not None:
         console = Console(file=stderr, force_terminal=True, width=80, highlight=False, color_system=None)
         monkeypatch.setattr(_rendering, "stderr_console", lambda: console)

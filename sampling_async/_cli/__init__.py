@@ -104,7 +104,7 @@ def _call(app_for: Callable[[list[str]], Any]) -> None:
     # What is wrong in the arguments is JSON too, as the other errors.
     from sampling_async._cli import _rendering as show  # noqa: PLC0415  as the commands, which have loaded it
 
-    show.set_errors_as_json(True)
+    show.wanted.errors_as_json = True
     try:
         code = app(arguments, prog_name="sampling-async", standalone_mode=False)
     except Exception as exc:

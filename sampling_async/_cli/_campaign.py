@@ -12,7 +12,7 @@ import typer
 from sampling_async._cli._campaign_options import InviteFormat, LimitOptions, RunOptions, Settings
 from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import argument, flag, option, takes
+from sampling_async._cli._options import argument, option, takes
 from sampling_async._cli._tally import USAGE
 from sampling_async._contract.extras import install
 
@@ -54,12 +54,12 @@ Panel = Annotated[
         "member, as for `match`. Without it, the campaign in DIR goes on.",
     ),
 ]
-AsJSON = Annotated[bool, flag("Print JSON, on a terminal too.", "--json")]
+JSON: Final = "Print JSON, on a terminal too."
 PanelAgain = Annotated[str | None, argument("PANEL", "The panel. Default: the one that was planned before.")]
 
 
 @app.command(cls=Command)
-@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quietable=True)
+@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quiet=True)
 def run(
     panel_: Panel = None,
     *,
@@ -84,7 +84,7 @@ def run(
 
 
 @app.command("top-up", cls=Command)
-@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quietable=True)
+@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quiet=True)
 def top_up(
     folder: Folder,
     panel_: PanelAgain = None,
@@ -106,47 +106,49 @@ def top_up(
 
 
 @app.command(cls=Command)
+@takes(json=JSON)
 def pause(
     folder: Folder,
     *,
     reason: Annotated[str, option("TEXT", "Why, for the status and the report.", show_default=False)] = "",
-    as_json: AsJSON = False,
 ) -> None:
     """Pause a campaign: no more requests until `resume`. Those in flight are still answered.
 
     An active run pauses within a second, and a later run waits too.
     """
-    _loaded().change_limits(folder, {"paused": True, "reason": reason}, as_json=as_json)
+    _loaded().change_limits(folder, {"paused": True, "reason": reason})
 
 
 @app.command(cls=Command)
-def resume(folder: Folder, *, as_json: AsJSON = False) -> None:
+@takes(json=JSON)
+def resume(folder: Folder) -> None:
     """End the pause of a campaign.
 
     It starts no run. If none is active, `campaign run --out
     DIR` continues the campaign.
     """
-    _loaded().change_limits(folder, {"paused": False, "reason": ""}, as_json=as_json)
+    _loaded().change_limits(folder, {"paused": False, "reason": ""})
 
 
 @app.command(cls=Command)
-@takes(limits=LimitOptions)
-def limit(limits: LimitOptions, folder: Folder, *, as_json: AsJSON = False) -> None:
+@takes(json=JSON, limits=LimitOptions)
+def limit(limits: LimitOptions, folder: Folder) -> None:
     """Change the limits of a campaign, whether it runs or not, and show those that hold.
 
     The value none takes a limit away. Without options, nothing is changed.
     """
-    _loaded().change_limits(folder, limits.changes(), as_json=as_json)
+    _loaded().change_limits(folder, limits.changes())
 
 
 @app.command(cls=Command)
-def status(folder: Folder, *, as_json: AsJSON = False) -> None:
+@takes(json=JSON)
+def status(folder: Folder) -> None:
     """Show what became of a campaign so far, whether it runs, has ended or was killed."""
-    _loaded().show_status(folder, as_json=as_json)
+    _loaded().show_status(folder)
 
 
 @app.command(cls=Command)
-@takes(quietable=True)
+@takes(quiet=True)
 def report(
     folder: Folder,
     *,
@@ -179,7 +181,7 @@ def report(
 
 
 @app.command(cls=Command)
-@takes(quietable=True, tabular=True)
+@takes(json=JSON, csv=True, quiet=True)
 def compare(
     folders: Annotated[
         list[Path], argument("DIR", "The folders of campaigns, such as those of several nights.")
@@ -190,14 +192,13 @@ def compare(
         str | None,
         option("FILE|ADDRESS", "The store of `notifications serve`. Default: what each run was given."),
     ] = None,
-    as_json: AsJSON = False,
 ) -> None:
     """Show several campaigns side by side: invites, completes, revenue, refusals by code, and what has changed.
 
     The newest stands first. A campaign that was only planned, with --dry-run, is left out. The page and the
     JSON have the fill of each quota too.
     """
-    _loaded().show_comparison(folders, html, Settings(notifications=notifications), as_json=as_json)
+    _loaded().show_comparison(folders, html, Settings(notifications=notifications))
 
 
 def _loaded(*others: str, module: str = "_campaign_folders") -> Any:

@@ -37,7 +37,7 @@ def _in_ledger(folder: Path, work: Callable[[CampaignLedger], T], *, reads: bool
     return with_ledger(ledger_in(folder), planned, reads=reads)
 
 
-def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> None:
+def change_limits(folder: Path, changes: dict[str, Any]) -> None:
     """Change limits, if there is any change, and show those that hold."""
 
     def change(ledger: CampaignLedger) -> tuple[Limits, bool]:
@@ -45,21 +45,21 @@ def change_limits(folder: Path, changes: dict[str, Any], *, as_json: bool) -> No
         return limits, ledger.is_running()
 
     limits, is_running = _in_ledger(folder, change, reads=not changes)
-    if show.as_lines(as_json):
+    if show.as_lines():
         show.emit_json({**show.fields_of(limits), "Running": is_running})
     else:
         view.show_limits(limits, is_running=is_running)
 
 
-def show_status(folder: Path, *, as_json: bool) -> None:
+def show_status(folder: Path) -> None:
     summary = _in_ledger(folder, lambda ledger: summary_of(ledger, LESSONS))
-    if show.as_lines(as_json):
+    if show.as_lines():
         show.emit_json(view.summary_json(summary))
     else:
         view.show_summary(summary, show.screen())
 
 
-def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings, *, as_json: bool) -> None:
+def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings) -> None:
     """Show several campaigns side by side, and write the page of that."""
 
     def summary(ledger: CampaignLedger) -> Summary:
@@ -84,10 +84,10 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings,
     if html is not None:
         write_comparison_page(html, comparison)
     rows = view.comparison_json(comparison.to_dict())
-    if show.is_csv():
+    if show.wanted.csv:
         for night in rows["Nights"]:
             show.emit_json({name: value for name, value in night.items() if name != "Codes"})
-    elif show.as_lines(as_json):
+    elif show.as_lines():
         show.emit_json(rows)
     else:
         view.show_comparison(comparison)

@@ -209,7 +209,7 @@ class CampaignJob:
         if self.options.dry_run or not ready.has_run:
             view.show_plan(ready.plan)
         if self.options.dry_run:
-            if show.as_lines(self.options.as_json):
+            if show.as_lines():
                 show.emit_json(view.plan_json(ready.plan))
             show.note(self._nothing_requested)
             raise typer.Exit(DONE)
@@ -217,7 +217,7 @@ class CampaignJob:
             fail("no member matches a quota with room, so there is nothing to request", INCOMPLETE)
         if not ready.has_run and not self.options.yes:
             self._ask(ready)
-        as_lines = show.as_lines(self.options.as_json) or not show.errors().is_terminal
+        as_lines = show.as_lines() or not show.errors().is_terminal
         raise typer.Exit(self.service.call(_ShownRun(self.folder, ready, as_lines).work, key=self._key()))
 
     @property

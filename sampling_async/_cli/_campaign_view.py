@@ -105,7 +105,7 @@ class Display:
                 if is_live:
                     self.metrics.measure()
                     live.update(figures_view(self.metrics), refresh=True)
-                if self._as_lines and not show.is_quiet() and time.monotonic() >= line_due:
+                if self._as_lines and not show.wanted.quiet and time.monotonic() >= line_due:
                     line_due += _LINES
                     self.write_line()
                 await anyio.sleep(_REDRAWN)

@@ -19,7 +19,7 @@ from sampling_async._cli._bulk_run import BulkRun, OutcomePrinter, of_many_membe
 from sampling_async._cli._connection import KEY_VARIABLE, ServiceOptions, fail
 from sampling_async._cli._currencies import HELP, read_rates
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import AsJSON, argument, flag, option, takes
+from sampling_async._cli._options import JSON_LINES, argument, flag, option, takes
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._sources import Items, QuotaIDs, RequestLines, number_of_ids
@@ -107,8 +107,6 @@ def sampling_async(
     ] = False,
 ) -> None:
     """Hold what is common to all commands."""
-    show.set_quiet(False)
-    show.set_csv(False)
     # The two commands keep signals blocked until they can account for their input; the others need no account.
     # The key may be typed at a prompt, and Ctrl-C must work meanwhile.
     if context.invoked_subcommand not in _ACCOUNTS or KEY_VARIABLE not in os.environ:
@@ -116,7 +114,7 @@ def sampling_async(
 
 
 @app.command(cls=Command)
-@takes(service=ServiceOptions, tabular=True)
+@takes(service=ServiceOptions, json="Print one JSON document, in the form of the service.", csv=True)
 def quotas(
     service: ServiceOptions,
     *,
@@ -134,7 +132,6 @@ def quotas(
         Path | None,
         option("FILE", "Write a page: price by LOI by IR, what a minute is worth. With a panel: see `match`."),
     ] = None,
-    as_json: Annotated[bool, flag("Print one JSON document, in the form of the service.", "--json")] = False,
 ) -> None:
     """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON.
 
@@ -149,13 +146,13 @@ def quotas(
         from sampling_async._cli._pages import write_inventory_page  # noqa: PLC0415  only for this
 
         write_inventory_page(html, surveys, rates=rates)
-    if show.is_csv():
+    if show.wanted.csv:
         show.emit_quotas(inventory, surveys)
-    elif as_json:
+    elif show.wanted.json:
         show.emit_all([evolve(inventory, surveys=surveys)])
     elif html is not None:
         return
-    elif show.as_lines(wanted=False):
+    elif show.as_lines():
         show.emit_all(surveys)
     else:
         screen = show.screen()
@@ -168,31 +165,29 @@ def quotas(
 
 
 @app.command(cls=Command)
-@takes(service=ServiceOptions, tabular=True)
-def settings(service: ServiceOptions, *, as_json: AsJSON = False) -> None:
+@takes(service=ServiceOptions, json=JSON_LINES, csv=True)
+def settings(service: ServiceOptions) -> None:
     """Show the panel's settings; the reference data key is masked."""
     found = service.call(lambda client: client.get_settings())
-    if show.as_lines(as_json):
+    if show.as_lines():
         show.emit_all(map(show.masked, found))
     else:
         show.print_pairs(show.setting_pairs(found))
 
 
 @app.command(cls=Command)
-@takes(service=ServiceOptions)
-def invite(
-    service: ServiceOptions, member_code: MemberCode, quota_id: QuotaID, *, as_json: AsJSON = False
-) -> None:
+@takes(service=ServiceOptions, json=JSON_LINES)
+def invite(service: ServiceOptions, member_code: MemberCode, quota_id: QuotaID) -> None:
     """Request an invite of one member to one quota."""
     made = service.call(lambda client: client.generate_invite(member_code, quota_id))
-    if show.as_lines(as_json):
+    if show.as_lines():
         show.emit_all([made])
     else:
         show.print_pairs((name, show.plain(str(value))) for name, value in json.loads(to_json(made)).items())
 
 
 @app.command("bulk-invite", cls=Command)
-@takes(service=ServiceOptions, quietable=True, tabular=True)
+@takes(service=ServiceOptions, json=JSON_LINES, csv=True, quiet=True)
 def bulk_invite(
     service: ServiceOptions,
     member_code: MemberCode,
@@ -208,7 +203,6 @@ def bulk_invite(
     ] = None,
     journal: JournalFile = None,
     goal: AimOption = None,
-    as_json: AsJSON = False,
 ) -> None:
     """Request invites of one member to any number of quotas, and show each outcome as it is known.
 
@@ -226,7 +220,7 @@ def bulk_invite(
         asked = _sources.parsed(quota_ids)
     else:
         raise InvalidRequestError("give quota IDs as arguments or with --file, not both")
-    tally = _bulk(service, of_one_member(member_code, asked, written, goal), as_json=as_json)
+    tally = _bulk(service, of_one_member(member_code, asked, written, goal))
     if parser.of_others and not tally.total:
         fail("no request is for this member; `fan-out` sends the requests of all members", USAGE)
     if parser.of_others:
@@ -238,7 +232,7 @@ def bulk_invite(
 
 
 @app.command("fan-out", cls=Command)
-@takes(service=ServiceOptions, quietable=True, tabular=True)
+@takes(service=ServiceOptions, json=JSON_LINES, csv=True, quiet=True)
 def fan_out(
     service: ServiceOptions,
     requests: Annotated[
@@ -256,7 +250,6 @@ def fan_out(
             "of the first. ask: it is sent again, which may make a second invite.",
         ),
     ] = "once",
-    as_json: AsJSON = False,
 ) -> None:
     """Request invites of many members, each to its own quotas, and show each outcome as it is known.
 
@@ -272,16 +265,16 @@ def fan_out(
     source = _items(path, RequestLines(_name_of(path)), is_dash=False, what="requests")
     count = None if path is None else partial(number_of_ids, path)
     work = of_many_members(source, written, goal, repeats, count)
-    tally = _bulk(service, work, as_json=as_json, with_members=True)
+    tally = _bulk(service, work, with_members=True)
     if not tally.total:
         fail("the input has no requests", USAGE)
     raise typer.Exit(tally.exit_code())
 
 
-def _bulk(service: ServiceOptions, work: Work, *, as_json: bool, with_members: bool = False) -> Tally:
+def _bulk(service: ServiceOptions, work: Work, *, with_members: bool = False) -> Tally:
     """Run the requests to their end and return the counts of outcomes."""
     tally, signals = Tally(), SignalHandler()
-    shown = OutcomePrinter(tally, as_lines=show.as_lines(as_json), with_members=with_members)
+    shown = OutcomePrinter(tally, as_lines=show.as_lines(), with_members=with_members)
     service.call(BulkRun(work, shown, signals).run)
     if signals.received:
         fail(signals.in_words, signals.exit_code)
@@ -307,7 +300,7 @@ def _items(file: Path | None, parser: Parser[T], *, is_dash: bool, what: str = "
 
 
 @app.command(cls=Command)
-@takes(service=ServiceOptions, tabular=True)
+@takes(service=ServiceOptions, json="Print JSON lines instead of plain text.", csv=True)
 def recontact(
     service: ServiceOptions,
     quota_id: QuotaID,
@@ -317,22 +310,21 @@ def recontact(
     ] = None,
     after: Annotated[str | None, option("MEMBER", "Resume after this member code.")] = None,
     limit: Annotated[int | None, option("N", "Stop after this many member codes.", min=1)] = None,
-    as_json: Annotated[bool, flag("Print JSON lines instead of plain text.", "--json")] = False,
 ) -> None:
     """List the members that a recontact survey wants back for a quota, one per line."""
 
     async def work(client: SamplingClient) -> None:
         async with client.stream_recontact_members(quota_id, max_results=max_results, after=after) as codes:
-            await _follow_codes(codes, limit, as_json=as_json)
+            await _follow_codes(codes, limit)
 
     service.call(work)
 
 
-async def _follow_codes(codes: RecontactStream, limit: int | None, *, as_json: bool) -> None:
+async def _follow_codes(codes: RecontactStream, limit: int | None) -> None:
     count = 0
     try:
         async for code in codes:
-            if as_json or show.is_csv():
+            if show.wanted.json or show.wanted.csv:
                 show.emit_json({"MemberCode": code})
             else:
                 show.emit_code(code)

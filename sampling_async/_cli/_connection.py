@@ -210,7 +210,7 @@ def ended_by_failure(work: Callable[[], T]) -> T:
         text = str(exc).replace("allow_http=True", "--allow-http")
         if exc.endpoint == "generate_invite" and exc.delivery == "unknown":
             text += " (an invite may exist: asking again may make a second one)"
-        if exc.request_id is not None and not show.errors_are_json():
+        if exc.request_id is not None and not show.wanted.errors_as_json:
             text += f" (request ID {exc.request_id})"
         code = exc.result_code if isinstance(exc, ServiceError) else None
         fail(text, exit_code_of(exc), RequestID=exc.request_id, ResultCode=code)

@@ -102,7 +102,7 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     profile = service.panel_of_profile()
     key = service.known_key(profile) or asked_key(profile)
     expected = options.expected_urls()
-    is_silent, screen = show.as_lines(options.as_json), show.screen()
+    is_silent, screen = show.as_lines(), show.screen()
     findings: list[Finding] = []
 
     def report(finding: Finding) -> None:

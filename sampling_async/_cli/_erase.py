@@ -18,7 +18,7 @@ from sampling_async._contract.checks import count_of
 from sampling_async.notifications import erase_member
 
 
-@takes(quietable=True)
+@takes(quiet=True)
 def erase(
     member: Annotated[str, argument("MEMBER", "The member code; - to read it from stdin.")],
     *,

@@ -11,7 +11,7 @@ from sampling_async._cli._tally import USAGE
 from sampling_async._contract.extras import install
 
 
-@takes(options=MatchOptions, service=ServiceOptions, quietable=True, tabular=True)
+@takes(options=MatchOptions, service=ServiceOptions, csv=True, quiet=True)
 def match(
     service: ServiceOptions,
     options: MatchOptions,

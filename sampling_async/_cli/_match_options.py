@@ -91,7 +91,7 @@ class MatchOptions:
             raise InvalidRequestError(
                 "--currency-rates is for --allocate and --html: the others compare no prices"
             )
-        if self.output is not None and show.is_csv():
+        if self.output is not None and show.wanted.csv:
             raise InvalidRequestError(
                 "--output FILE.csv writes CSV to a file, --csv to stdout: give one of them"
             )

@@ -197,14 +197,14 @@ class MatchRun:
         options = self._options
         if options.output is not None:
             written.write(results, matcher.schema, options.output)
-        elif options.html is not None and not (options.as_json or show.is_csv()):
+        elif options.html is not None and not (show.wanted.json or show.wanted.csv):
             return  # the page is all
-        elif show.is_csv():
+        elif show.wanted.csv:
             for batch in results:
                 for row in batch.rename_columns(list(map(wire_name, batch.schema.names))).to_pylist():
                     show.emit_json(row)
             show.emit_head(matcher.schema.names)
-        elif show.as_lines(options.as_json):
+        elif show.as_lines():
             for line in written.lines(results, only_ascii=sys.stdout.isatty()):
                 show.emit(line)
         elif isinstance(matcher.output, Counts):

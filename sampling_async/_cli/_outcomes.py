@@ -54,7 +54,7 @@ _COLUMNS: Final = (
 )
 
 
-@takes(quietable=True, tabular=True)
+@takes(json="JSON lines, on a terminal too.", csv=True, quiet=True)
 def outcomes(
     *,
     store: STORE,
@@ -77,14 +77,13 @@ def outcomes(
         bool, flag("Only completes without an invite; exit code 1 if there are any.", "--uninvited")
     ] = False,
     output: Annotated[Path | None, option("FILE", "Write all rows to a Parquet file.")] = None,
-    as_json: Annotated[bool, flag("JSON lines, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show what became of invites: a funnel by quota, and the revenue.
 
     Invites are joined with the completions, terminates and reconciliations of
     a store. Invites from a file get the time of the file.
     """
-    if output is not None and show.is_csv():
+    if output is not None and show.wanted.csv:
         raise InvalidRequestError("--output writes a Parquet file, --csv to stdout: give one of them")
     if invites and is_new(store):
         show.note(f"{store} is a new store: it has no notifications yet")
@@ -105,9 +104,9 @@ def outcomes(
             found = anyio.run(ledger.uninvited)
         else:
             found = list(ledger.read_rows()) if overdue is None else anyio.run(ledger.overdue, overdue)
-        _show_rows(found, as_json=as_json)
+        _show_rows(found)
         raise typer.Exit(INCOMPLETE if found and not rows else DONE)
-    _show_funnel(ledger.read_funnel(), as_json=as_json)
+    _show_funnel(ledger.read_funnel())
 
 
 def _record(ledger: OutcomeLedger, file: Path) -> int:
@@ -161,8 +160,8 @@ def _outcomes_in_database(file: Path, application: bytes) -> AsyncIterator[Invit
     return Campaign(None, ledger=file).invites()
 
 
-def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
-    if show.as_lines(as_json):
+def _show_rows(rows: Sequence[OutcomeRow]) -> None:
+    if show.as_lines():
         for row in rows:
             show.emit_json(show.fields_of(row, _ROW))
         show.emit_head(_ROW.split())
@@ -179,8 +178,8 @@ def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
     show.screen().print(table)
 
 
-def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
-    if show.as_lines(as_json):
+def _show_funnel(funnel: list[QuotaFunnel]) -> None:
+    if show.as_lines():
         for row in funnel:
             show.emit_json(show.fields_of(row, _FUNNEL))
         show.emit_head(_FUNNEL.split())

@@ -7,19 +7,20 @@ which a terminal would obey, are replaced.
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 import os
 import stat
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import datetime, timedelta
 from decimal import Decimal
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, fields
+from attrs import define, evolve, fields
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
@@ -37,7 +38,6 @@ from rich.table import Table
 from rich.text import Text
 
 from sampling_async import DecodeError, to_json
-from sampling_async._cli._csv import CSVRows
 from sampling_async._cli._tally import code_name
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.records import QUOTA_COLUMNS, quota_rows, wire_name
@@ -56,9 +56,6 @@ STYLES: Final[dict[OutcomeStatus, str]] = {
     "not_sent": "magenta",
     "unknown": "red",
 }
-_quiet: Final = ContextVar("quiet", default=False)
-_json_errors: Final = ContextVar("json_errors", default=False)
-_csv: ContextVar[CSVRows | None] = ContextVar("csv", default=None)
 _SURVEY_COLUMNS: Final = (
     ("Survey", 0),
     ("Wave", 8),
@@ -75,9 +72,26 @@ _WORDS: Final = frozenset({"Figure", "Devices", "Recontact", "last 5 to 10 minut
 _MOMENT: Final = 0.1
 
 
-def as_lines(wanted: bool) -> bool:  # noqa: FBT001  the value of --json
+@define
+class Wanted:
+    """What the options --json, --csv and --quiet of the command say."""
+
+    json: bool = False
+    csv: bool = False
+    quiet: bool = False
+    errors_as_json: bool = False  # whether --json is among the arguments, even if they cannot be parsed
+    columns: tuple[str, ...] = ()  # of the table of CSV that is being written
+
+    def set(self, *, json: bool, csv: bool, quiet: bool) -> None:
+        self.json, self.csv, self.quiet, self.columns = json, csv, quiet, ()
+
+
+wanted: Final = Wanted()
+
+
+def as_lines() -> bool:
     """Return whether to write lines of JSON or CSV: if the user wants them, or stdout is not a terminal."""
-    return wanted or is_csv() or not sys.stdout.isatty()
+    return wanted.json or wanted.csv or not sys.stdout.isatty()
 
 
 def emit(line: bytes) -> None:
@@ -97,22 +111,41 @@ def emit_json(value: object) -> None:
 
     With --csv, it is a row of CSV instead: lists become texts with blanks between the items.
     """
-    if (rows := _csv.get()) is not None:
+    if wanted.csv:
         assert isinstance(value, Mapping)
-        _emit_csv(rows.lines(value))
+        _emit_names(value)
+        _emit_cells(_cell(value.get(name)) for name in wanted.columns)
         return
     emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
 
 
 def emit_head(names: Iterable[str]) -> None:
     """With --csv, write the line of names if there was no row: so an empty result can be read too."""
-    if (rows := _csv.get()) is not None:
-        _emit_csv(rows.head(map(wire_name, names)))
+    if wanted.csv:
+        _emit_names(map(wire_name, names))
 
 
-def _emit_csv(lines: Iterable[str]) -> None:
-    for line in lines:
-        emit((plain(line).plain if sys.stdout.isatty() else line).encode())
+def _emit_names(names: Iterable[str]) -> None:
+    if not wanted.columns:
+        wanted.columns = tuple(names)
+        _emit_cells(wanted.columns)
+
+
+def _emit_cells(cells: Iterable[str]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    line = text.getvalue()
+    emit((plain(line).plain if sys.stdout.isatty() else line).encode())
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return " ".join(map(_cell, value))
+    return json.dumps(value)
 
 
 def fields_of(record: Any, names: str = "") -> dict[str, Any]:
@@ -146,39 +179,15 @@ def errors() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def set_csv(wanted: bool) -> None:  # noqa: FBT001  the value of --csv
-    _csv.set(CSVRows() if wanted else None)
-
-
-def is_csv() -> bool:
-    return _csv.get() is not None
-
-
-def set_quiet(quiet: bool) -> None:  # noqa: FBT001  the value of --quiet
-    _quiet.set(quiet)
-
-
-def is_quiet() -> bool:
-    return _quiet.get()
-
-
 def stderr_console() -> Console:
     """Return a rich console on stderr for progress, notes and summaries: silent with --quiet."""
-    return Console(stderr=True, highlight=False, quiet=is_quiet())
-
-
-def set_errors_as_json(wanted: bool) -> None:  # noqa: FBT001  whether --json was given
-    _json_errors.set(wanted)
-
-
-def errors_are_json() -> bool:
-    return _json_errors.get()
+    return Console(stderr=True, highlight=False, quiet=wanted.quiet)
 
 
 def print_error(message: str, code: int, **known: object) -> None:
     """Print a line on stderr that says what went wrong: JSON if --json was given."""
     line = f"sampling-async: {message}"
-    if errors_are_json():
+    if wanted.errors_as_json:
         more = {name: value for name, value in known.items() if value is not None}
         line = json.dumps({"Error": message, "ExitCode": code, **more})
     sys.stderr.write(f"{line}\n")
@@ -311,7 +320,7 @@ def print_pairs(pairs: Iterable[tuple[str, Text]]) -> None:
 
 
 def outcome_json(outcome: InviteOutcome) -> dict[str, Any]:
-    if is_csv():
+    if wanted.csv:
         return {wire_name(name): values[0] for name, values in outcome_columns([outcome]).items()}
     return {
         "MemberCode": outcome.member_code,

@@ -103,7 +103,7 @@ def _is_web_address(text: str) -> bool:
         return False
 
 
-@takes(notify=Notify)
+@takes(notify=Notify, json="Print the address, panel and key as one JSON object.")
 def simulate(
     notify: Notify,
     *,
@@ -137,7 +137,6 @@ def simulate(
         int | None,
         _of_latency("N", "The maximum of calls at the same time; others wait. Default: no limit.", min=1),
     ] = None,
-    as_json: Annotated[bool, flag("Print the address, panel and key as one JSON object.", "--json")] = False,
 ) -> None:
     """Run a simulated service for development, until Ctrl-C.
 
@@ -174,7 +173,7 @@ def simulate(
             write_panel(panel.members.values(), _file_of(file, number))
     if profiles is not None:
         _write_profiles(simulator, f"http://{_in_url(host)}:{free_port}", profiles)
-    if as_json:
+    if show.wanted.json:
         show.emit_json(_service_json(simulator, host, free_port))
     else:
         files = tuple(_file_of(file, number) for number in range(1, panels + 1) for file in files)
@@ -348,7 +347,7 @@ def _show_service(simulator: Any, base_url: str, files: tuple[Path, ...], profil
     screen.file.flush()
 
 
-@takes(quietable=True)
+@takes(json="Print one JSON object, on a terminal too.", quiet=True)
 def demo(
     *,
     members: Annotated[int, option("N", "The number of members.", min=1, max=_MOST_MEMBERS)] = 600,
@@ -360,7 +359,6 @@ def demo(
     out: Annotated[
         Path | None, option("DIR", "The folder for the report and the ledgers. Default: a new one.")
     ] = None,
-    as_json: Annotated[bool, flag("Print one JSON object, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show a partner's day: a panel in, invites out, and how each survey ended.
 
@@ -376,7 +374,7 @@ def demo(
     folder = _demo_folder(out)
     settings = Demo(folder=folder, seed=seed, members=members, surveys=surveys, faults=faults)
     findings = anyio.run(run_shown, settings)
-    if show.as_lines(as_json):
+    if show.as_lines():
         show.emit_json(findings_json(settings, findings))
     else:
         print_findings(show.screen(), findings, settings)
