@@ -16,7 +16,8 @@ from notifications_kit import SECRET, post
 from rich.console import Console
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
-from sampling_async._cli import _campaign_run, _campaign_view, _rendering, _sources
+from sampling_async._cli import _campaign_run, _campaign_view, _sources
+from sampling_async._cli._bulk_run import progress_text
 from sampling_async._cli._campaign_options import SavedOptions, Settings
 from sampling_async._cli._help import EXAMPLES
 from sampling_async._cli._tally import Tally
@@ -108,15 +109,14 @@ def test_an_endless_line_is_not_kept_in_memory(monkeypatch):
 
 
 def test_the_progress_of_a_file_has_a_total_and_the_time_left():
-    told = _rendering.with_total(Progress(50, 40, 0, None, None, 20.0), 140)
-    assert _rendering.progress_text(told) == "40/140  20/s  0:00:05 left"
-    assert _rendering.with_total(Progress(1, 1, 0, None, None, None), None).total is None
-    assert _rendering.with_total(Progress(1, 1, 0, 7, 3.0, 2.0), 9).total == 7
+    assert progress_text(Progress(50, 40, 0, None, None, 20.0), 140) == "40/140  20/s  0:00:05 left"
+    assert progress_text(Progress(1, 1, 0, None, None, None), None) == "1"
+    assert progress_text(Progress(1, 1, 0, 7, 3.0, 2.0), 7) == "1/7  2/s  0:00:03 left"
 
 
 def test_in_an_outage_the_progress_says_how_long_it_still_waits():
     told = Progress(50, 40, 0, 140, 5.0, 20.0, patience_left=90.0)
-    assert _rendering.progress_text(told) == "40/140  the service is away; waiting up to 0:01:30 for it"
+    assert progress_text(told, 140) == "40/140  the service is away; waiting up to 0:01:30 for it"
 
 
 def test_the_rate_is_of_what_was_answered():

@@ -53,6 +53,7 @@ def argument(metavar: str, help_text: str, **more: Any) -> Any:
     return typer.Argument(help=help_text, metavar=metavar, **more)
 
 
+MemberCode = Annotated[str, argument("MEMBER", "The member's code in your panel.")]
 JSON_LINES: Final = "Print JSON lines, on a terminal too."
 
 
