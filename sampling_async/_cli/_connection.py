@@ -7,8 +7,9 @@ import getpass
 import os
 import sys
 import traceback
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -29,6 +30,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import given
 from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import FAILED, FAULTY, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
+from sampling_async._contract.extras import install
 from sampling_async._log import log_on_stderr
 from sampling_async._profiles.file import chosen_profile, read_profiles, setting
 from sampling_async._profiles.record import CHOSEN
@@ -36,7 +38,7 @@ from sampling_async._wire.trust import context_of_files
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Generator
 
     from sampling_async._profiles.record import PanelProfile
 
@@ -244,6 +246,23 @@ def fail(message: str, code: int, **known: object) -> NoReturn:
     """Print one line on stderr that says what went wrong, and end with an exit code."""
     show.print_error(message, code, **known)
     raise typer.Exit(code) from None
+
+
+@contextmanager
+def needs(what: str, extra: str = "panel") -> Generator[None]:
+    """End the program, with a line that says what to install, if an import of the block finds no module."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        fail(f"{what} needs {exc.name}: {install(extra)}", USAGE)
+
+
+def loaded(command: str, module: str, *needed: str) -> Any:
+    """Return the module that does the work of a command: with the extra `panel`, and `needed` modules of it."""
+    with needs(command):
+        for name in needed:
+            import_module(name)
+        return import_module(f"sampling_async._cli.{module}")
 
 
 def drop_unwritten() -> None:

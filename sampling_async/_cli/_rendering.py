@@ -38,9 +38,11 @@ from rich.text import Text
 
 from sampling_async import to_json
 from sampling_async._contract.records import wire_name
+from sampling_async._private_files import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from pathlib import Path
 
 _WORDS: Final = frozenset({"Figure", "Devices", "Recontact", "last 5 to 10 minutes"})
 
@@ -161,6 +163,12 @@ def print_error(message: str, code: int, **known: object) -> None:
 def note(text: str) -> None:
     """Print a note on stderr, unless --quiet was given. It is never cut, so a command in it can be copied."""
     stderr_console().print(plain(text), soft_wrap=True)
+
+
+def write_page(output: Path, page: str) -> None:
+    with written_whole(output) as unfinished:
+        unfinished.write_text(page, encoding="utf-8")
+    note(f"Page: {output}")
 
 
 def warn(text: str) -> None:

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from sampling_async import DecodeError, to_json
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import ServiceOptions, fail
-from sampling_async._cli._currencies import HELP, read_rates
+from sampling_async._cli._connection import ServiceOptions, fail, needs
+from sampling_async._cli._files import RATES_HELP, read_rates
 from sampling_async._cli._options import JSON_LINES, MemberCode, argument, flag, option, takes
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._contract.checks import count_of
@@ -55,7 +55,7 @@ def quotas(
         ),
     ] = True,
     survey: Annotated[int | None, option("ID", "Show only this survey, with its quotas.", min=1)] = None,
-    currency_rates: Annotated[Path | None, option("FILE", f"{HELP} For the table and --html.")] = None,
+    currency_rates: Annotated[Path | None, option("FILE", f"{RATES_HELP} For the table and --html.")] = None,
     html: Annotated[
         Path | None,
         option("FILE", "Write a page: price by LOI by IR, what a minute is worth. With a panel: see `match`."),
@@ -71,9 +71,10 @@ def quotas(
     if survey is not None and not surveys:
         fail(f"survey {survey} has no open quotas", INCOMPLETE)
     if html is not None:
-        from sampling_async._cli._pages import write_inventory_page  # noqa: PLC0415  only for this
+        with needs("the page"):
+            from sampling_async.campaign._inventory_page import inventory_page  # noqa: PLC0415  Jinja2
 
-        write_inventory_page(html, surveys, rates=rates)
+            show.write_page(html, inventory_page(surveys, currency_rates=rates))
     if show.wanted.csv:
         _emit_quotas(inventory, surveys)
     elif show.wanted.json:
