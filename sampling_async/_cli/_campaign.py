@@ -16,12 +16,13 @@ from sampling_async._cli._connection import ServiceOptions, loaded
 from sampling_async._cli._files import RATES_HELP
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._match import MatchOptions
-from sampling_async._cli._options import argument, beyond, given, option, takes
+from sampling_async._cli._options import argument, beyond, given, names_in, option, takes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_of_plan: Final = partial(given, panel="The plan")
+_PLAN: Final = "The plan"
+_of_plan: Final = partial(given, panel=_PLAN)
 _of_run: Final = partial(given, panel="The run")
 _limit: Final = partial(given, panel="Limits, heeded by a run within a second")
 InviteFormat: TypeAlias = Literal["parquet", "jsonl"]  # as in `sampling_async.campaign`, which loads slowly
@@ -133,20 +134,6 @@ class Settings:
         )
 
 
-_OF_THE_PLAN: Final = (
-    *(
-        "column",
-        "bands",
-        "at_least_one",
-        "allocate",
-        "overshoot",
-        "rate",
-        "rates_from",
-        "currency_rates",
-        "cost",
-    ),
-)
-
 DEFAULTS: Final = Settings(
     at_least_one=False, allocate=5, overshoot=1.0, rate=1.0, cost=0.0, watch=60.0, max_turns=3, format="parquet"
 )
@@ -162,7 +149,7 @@ class SavedOptions:
     def refuse_another_plan(self, panel: str | None, given: Settings, folder: Path) -> None:
         """Refuse a panel or options that the plan in a folder was not made with, since they had no effect."""
         values, saved = asdict(given), asdict(self.settings)
-        other = [name for name in _OF_THE_PLAN if values[name] not in (None, [], saved[name])]
+        other = [name for name in names_in(Settings, _PLAN) if values[name] not in (None, [], saved[name])]
         what = [f"--{name.replace('_', '-')}" for name in other]
         if panel is not None and panel != self.panel:
             what.insert(0, "the panel")

@@ -12,7 +12,7 @@ from sampling_async import __version__
 from sampling_async._cli._connection import KEY_VARIABLE
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import flag
-from sampling_async._cli._process import release_signals
+from sampling_async._cli._signals import release_signals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +100,6 @@ _PARTS: Final = {
     "demo": "_simulation",
     "outcomes": "_outcomes",
     "notifications": "_notifications",
-    "erase": "_erase",
+    "erase": "_stores",
     "profile": "_profile",
 }

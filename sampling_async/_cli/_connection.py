@@ -28,7 +28,7 @@ from sampling_async import (
 )
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import given
-from sampling_async._cli._process import release_signals
+from sampling_async._cli._signals import release_signals
 from sampling_async._cli._tally import FAILED, FAULTY, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
 from sampling_async._contract.extras import install
 from sampling_async._log import log_on_stderr

@@ -121,3 +121,8 @@ def _parameters(cls: type[Any]) -> list[inspect.Parameter]:
         )
         for each in fields(cls)
     ]
+
+
+def names_in(cls: type[Any], panel: str) -> list[str]:
+    """Return the names of a group's options that stand in one part of the help."""
+    return [each.name for each in fields(cls) if each.metadata[_OPTION].rich_help_panel == panel]

@@ -15,7 +15,6 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import asked_key, fail, names_of_profiles, somebody_is_there
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import JSON_LINES, argument, flag, option, takes
-from sampling_async._cli._process import release_signals
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._profiles.file import BEGIN, add_profile, profiles_file, read_profile, read_profiles
 from sampling_async._profiles.record import CHOSEN, PanelProfile
@@ -122,7 +121,6 @@ def _asked(given: str | None, its_option: str, question: str, default: str | Non
     if given is not None:
         return given
     if somebody_is_there():
-        release_signals()  # so that Ctrl-C works
         answer: str = typer.prompt(question, default=default, err=True)
         return answer.strip()
     if default is None:

@@ -16,7 +16,7 @@ from sampling_async import (
     SamplingError,
     ServiceError,
 )
-from sampling_async._cli._process import INTERRUPTED as INTERRUPTED  # noqa: PLC0414  with the others here
+from sampling_async._cli._signals import INTERRUPTED as INTERRUPTED  # noqa: PLC0414  with the others here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
