@@ -33,13 +33,17 @@ def written(requests) -> str:
 # --- Quota IDs
 
 
+def ids_of_member():
+    return _sources.Lines("ids", _sources.QuotaIDs("m"))
+
+
 def test_ids_split_between_blocks_are_joined():
     class Drip(io.BytesIO):
         def read(self, size=-1):
             return super().read(min(size, 3))
 
     async def read():
-        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), _sources.QuotaIDs("ids", "m"))
+        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), ids_of_member())
         return [each async for each in source]
 
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
@@ -51,14 +55,14 @@ def test_no_id_is_cut_in_two_whatever_divides_the_words(separator):
     asked = list(range(1_100_000, 1_100_040))
     text = separator.join(map(str, asked)).encode()
     for size in (20, 24, 31, 64):
-        parser = _sources.QuotaIDs("ids", "m")
+        parser = ids_of_member()
         found = [each for at in range(0, len(text), size) for each in parser.feed(text[at : at + size])]
         assert [*found, *parser.end()] == asked
 
 
 def test_endless_text_is_not_kept_in_memory():
     async def read():
-        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), _sources.QuotaIDs("ids", "m"))
+        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), ids_of_member())
         return [each async for each in source]
 
     with pytest.raises(InvalidRequestError):
@@ -80,7 +84,7 @@ def test_the_quota_ids_of_a_file_are_counted_first(tmp_path):
 
 def test_input_in_the_encoding_of_powershell_is_reported():
     with pytest.raises(InvalidRequestError, match=r"line 1: not JSON.*UTF-16, as PowerShell writes it"):
-        list(_sources.RequestLines("r").feed(written([("m", [1])]).encode("utf-16")))
+        list(_sources.Lines("r", _sources.requests_in).feed(written([("m", [1])]).encode("utf-16")))
 
 
 @pytest.mark.parametrize("size", [1, 7, 65_536])
@@ -93,14 +97,15 @@ def test_lines_split_between_blocks_are_joined(size):
             return super().read(min(most, size))
 
     async def read():
-        return [each async for each in _sources.Items(lambda: Drip(text), _sources.RequestLines("x"))]
+        source = _sources.Items(lambda: Drip(text), _sources.Lines("x", _sources.requests_in))
+        return [each async for each in source]
 
     assert anyio.run(read) == [InviteRequest(code, ids) for code, ids in requests]
 
 
 def test_an_endless_line_is_not_kept_in_memory(monkeypatch):
     monkeypatch.setattr(_sources, "_LONGEST", 1000)
-    parser = _sources.RequestLines("endless")
+    parser = _sources.Lines("endless", _sources.requests_in)
     with pytest.raises(InvalidRequestError, match="endless, line 2: a line of more than 1,000 bytes"):
         list(parser.feed(b"\n" + b"x" * 2000))
 
