@@ -18,7 +18,7 @@ from rich.console import Console
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
 from sampling_async._cli import _campaign_live, _sources
 from sampling_async._cli._bulk_run import progress_text
-from sampling_async._cli._campaign import SavedOptions, Settings
+from sampling_async._cli._campaign import DEFAULTS, Settings
 from sampling_async._cli._help import EXAMPLES
 from sampling_async._cli._tally import Tally
 from sampling_async.campaign import Limits, Pairs
@@ -160,11 +160,9 @@ async def test_what_a_store_of_notifications_is_said_to_be_closed_counts_at_once
 
 
 def test_a_ledger_that_another_program_made_has_the_defaults():
-    assert SavedOptions.from_json(None) == SavedOptions()
-    kept = SavedOptions(
-        panel="p", settings=Settings(column=["1=a"], bands=Path("/b")).over(SavedOptions().settings)
-    )
-    assert SavedOptions.from_json(kept.to_json()) == kept
+    assert Settings.from_json(None) == DEFAULTS
+    kept = Settings(panel="p", column=["1=a"], bands=Path("/b")).over(DEFAULTS)
+    assert Settings.from_json(kept.to_json()) == kept
 
 
 def test_the_time_left_ends_at_the_cap(monkeypatch):

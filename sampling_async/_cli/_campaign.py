@@ -6,7 +6,7 @@ import json
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 from attrs import asdict, evolve, fields, frozen
@@ -79,8 +79,12 @@ def _parsed(name: str, text: str, option: str) -> Any:
 
 @frozen(kw_only=True)
 class Settings:
-    """The options that a campaign saves in its ledger. None: the saved value or the default counts."""
+    """What a campaign saves in its ledger, so that a later command needs only its folder.
 
+    None: the saved value or the default counts.
+    """
+
+    panel: str | None = None  # an absolute path, or a query; an argument of the commands
     column: list[str] | None = _of_plan(
         "QUESTION=NAME", "The column of the panel that holds a question; can be given several times."
     )
@@ -128,6 +132,32 @@ class Settings:
         given = {name: value for name, value in asdict(self).items() if value not in (None, [])}
         return evolve(saved, **given)
 
+    def refuse_another_plan(self, saved: Settings, folder: Path) -> None:
+        """Refuse a panel or options that the plan in a folder was not made with, since they had no effect."""
+        values, its = asdict(self), asdict(saved)
+        other = [name for name in names_in(Settings, _PLAN) if values[name] not in (None, [], its[name])]
+        what = [f"--{name.replace('_', '-')}" for name in other]
+        if self.panel not in (None, saved.panel):
+            what.insert(0, "the panel")
+        if what:
+            raise InvalidRequestError(
+                f"{folder} has a plan, which {' and '.join(what)} would not change: leave it out to go on, or "
+                f"plan anew with `campaign top-up`, or name another folder"
+            )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Settings:
+        """Parse saved settings; None, as from a ledger that another program made, gives the defaults."""
+        found: dict[str, Any] = {} if text is None else json.loads(text)
+        known = {each.name for each in fields(Settings)}
+        values = {name: value for name, value in found.items() if name in known and value is not None}
+        for name in {"bands", "currency_rates"} & values.keys():
+            values[name] = Path(values[name])
+        return evolve(DEFAULTS, **values)
+
     def matching(self, workers: int | None = None) -> MatchOptions:
         return MatchOptions(
             column=self.column, bands=self.bands, at_least_one=bool(self.at_least_one), workers=workers
@@ -137,41 +167,6 @@ class Settings:
 DEFAULTS: Final = Settings(
     at_least_one=False, allocate=5, overshoot=1.0, rate=1.0, cost=0.0, watch=60.0, max_turns=3, format="parquet"
 )
-
-
-@frozen(kw_only=True)
-class SavedOptions:
-    """What a campaign saves beside its plan, so that a later command needs only its folder."""
-
-    panel: str | None = None  # an absolute path, or a query; None if it is not known
-    settings: Settings = DEFAULTS
-
-    def refuse_another_plan(self, panel: str | None, given: Settings, folder: Path) -> None:
-        """Refuse a panel or options that the plan in a folder was not made with, since they had no effect."""
-        values, saved = asdict(given), asdict(self.settings)
-        other = [name for name in names_in(Settings, _PLAN) if values[name] not in (None, [], saved[name])]
-        what = [f"--{name.replace('_', '-')}" for name in other]
-        if panel is not None and panel != self.panel:
-            what.insert(0, "the panel")
-        if what:
-            raise InvalidRequestError(
-                f"{folder} has a plan, which {' and '.join(what)} would not change: leave it out to go on, or "
-                f"plan anew with `campaign top-up`, or name another folder"
-            )
-
-    def to_json(self) -> str:
-        plain = {n: str(v) if isinstance(v, Path) else v for n, v in asdict(self.settings).items()}
-        return json.dumps({"panel": self.panel, **plain})
-
-    @classmethod
-    def from_json(cls, text: str | None) -> Self:
-        """Parse saved options; None, as from a ledger that another program made, gives the defaults."""
-        found: dict[str, Any] = {} if text is None else json.loads(text)
-        known = {each.name for each in fields(Settings)}
-        values = {name: value for name, value in found.items() if name in known and value is not None}
-        for name in {"bands", "currency_rates"} & values.keys():
-            values[name] = Path(values[name])
-        return cls(panel=found.get("panel"), settings=evolve(DEFAULTS, **values))
 
 
 @frozen(kw_only=True)

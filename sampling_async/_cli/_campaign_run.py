@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import typer
-from attrs import define, evolve, field, frozen
+from attrs import asdict, define, evolve, field, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign import DEFAULTS, LimitOptions, RunOptions, SavedOptions, Settings
+from sampling_async._cli._campaign import DEFAULTS, LimitOptions, RunOptions, Settings
 from sampling_async._cli._campaign_live import ShownRun, file_options, outcomes_of
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import read_rates
@@ -54,14 +54,14 @@ def ledger_in(folder: Path) -> Path:
     return path
 
 
-def saved_in(ledger: CampaignLedger) -> SavedOptions:
-    return SavedOptions.from_json(ledger.fact(_SAVED))
+def saved_in(ledger: CampaignLedger) -> Settings:
+    return Settings.from_json(ledger.fact(_SAVED))
 
 
 @frozen
 class _RunnableCampaign:
     plan: Plan
-    saved: SavedOptions
+    settings: Settings
     has_run: bool  # whether a run has begun that plan
     most: int | None  # how many more invites its cap allows
 
@@ -90,19 +90,18 @@ class CampaignJob:
     def run(self, panel: str | None) -> NoReturn:
         """Run the campaign, after a plan if there is none."""
         require_own_folder(self.folder, self._ledger)
-        changes, given = self.limits.changes(), _absolute(self.given)
-        panel, known = _absolute_panel(panel), None
+        changes, given, known = self.limits.changes(), self._given(panel), None
         if self._ledger.exists():
             known = with_ledger(
                 self._ledger, lambda ledger: saved_in(ledger) if ledger.plan else None, reads=True
             )
         if known is not None:
-            known.refuse_another_plan(panel, given, self.folder)
-            saved = _checked(evolve(known, settings=given.over(known.settings)))
+            given.refuse_another_plan(known, self.folder)
+            saved = _checked(given.over(known))
             self._go(self._saved(saved, changes))
-        if panel is None:
+        if given.panel is None:
             raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
-        saved = _checked(SavedOptions(panel=panel, settings=given.over(SavedOptions().settings)))
+        saved = _checked(given.over(DEFAULTS))
         new = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
         try:
             # What is written there holds member codes and links.
@@ -123,27 +122,35 @@ class CampaignJob:
         require_own_folder(self.folder, self._ledger)
         changes = self.limits.changes()
         known = with_ledger(ledger_in(self.folder), saved_in, reads=True)
-        panel = _absolute_panel(panel) or known.panel
-        if panel is None:
+        settings = self._given(panel).over(known)
+        if settings.panel is None:
             raise InvalidRequestError(f"{self._ledger} does not say which panel it was planned for: give PANEL")
-        settings = _absolute(self.given).over(known.settings)
-        saved = _checked(SavedOptions(panel=panel, settings=settings))
+        saved = _checked(settings)
         self._plan(saved, Campaign.top_up)
         self._go(self._saved(saved, changes))
 
-    def _plan(self, saved: SavedOptions, make: Callable[..., Any], *, limits: Limits | None = None) -> None:
-        settings, options = saved.settings, self.options
-        assert saved.panel is not None
-        match = settings.matching(options.workers)
+    def _given(self, panel: str | None) -> Settings:
+        """Return what was given, with whole paths, because a later command may run in another folder."""
+        values: dict[str, Any] = asdict(self.given) | {"panel": panel}
+        for name in ("bands", "currency_rates"):
+            values[name] = values[name] and values[name].absolute()
+        for name, is_other in (("panel", is_query), ("notifications", is_dsn), ("rates_from", is_dsn)):
+            if values[name] is not None and not is_other(values[name]):
+                values[name] = str(Path(values[name]).absolute())
+        return Settings(**values)
+
+    def _plan(self, settings: Settings, make: Callable[..., Any], *, limits: Limits | None = None) -> None:
+        assert settings.panel is not None
+        match = settings.matching(self.options.workers)
         campaign = partial(
             Campaign,
-            panel=saved.panel,
+            panel=settings.panel,
             ledger=self._ledger,
             allocate=_allocate(settings, _rates_of(settings)),
             limits=limits,
             cost=settings.cost or 0.0,
             columns=match.renamed(OTHERS | {INVITES_LEFT}),
-            kinds=match.kinds(None if is_query(saved.panel) else Path(saved.panel)),
+            kinds=match.kinds(None if is_query(settings.panel) else Path(settings.panel)),
             policy=match.policy,
             workers=match.processes,
         )
@@ -171,7 +178,7 @@ class CampaignJob:
         self._known_key = self._known_key or self.service.ready()
         return self._known_key
 
-    def _saved(self, saved: SavedOptions, changes: dict[str, Any]) -> _RunnableCampaign:
+    def _saved(self, saved: Settings, changes: dict[str, Any]) -> _RunnableCampaign:
         """Save what later commands need, and return the campaign as its ledger has it."""
 
         def save(ledger: CampaignLedger) -> _RunnableCampaign:
@@ -203,7 +210,7 @@ class CampaignJob:
         if not ready.has_run and not self.options.yes:
             self._ask(ready)
         as_lines = show.as_lines() or not show.errors().is_terminal
-        run = ShownRun(self.folder, self._ledger, ready.saved.settings, as_lines)
+        run = ShownRun(self.folder, self._ledger, ready.settings, as_lines)
         raise typer.Exit(self.service.call(run.work, key=self._key()))
 
     @property
@@ -255,9 +262,8 @@ def _require_saveable(option: str, address: str) -> None:
         )
 
 
-def _checked(saved: SavedOptions) -> SavedOptions:
-    """Return the options if all can be used. They are checked before the first request, which may take long."""
-    settings = saved.settings
+def _checked(settings: Settings) -> Settings:
+    """Return settings if all can be used. They are checked before the first request, which may take long."""
     settings.matching().renamed(OTHERS | {INVITES_LEFT})
     check_partitions(settings.partition or (), settings.format or "parquet")
     for option, value in (("--overshoot", settings.overshoot), ("--rate", settings.rate)):
@@ -273,26 +279,7 @@ def _checked(saved: SavedOptions) -> SavedOptions:
         _require_saveable("--rates-from", settings.rates_from)
     # The file of rates is only needed for a plan: a campaign goes on without it.
     _allocate(evolve(settings, currency_rates=None), settings.rate or 1.0)
-    return saved
-
-
-def _absolute(settings: Settings) -> Settings:
-    """Return the settings with whole paths, because a later command may be given in another folder."""
-    paths: dict[str, Any] = {
-        name: path.absolute()
-        for name in ("bands", "currency_rates")
-        if (path := getattr(settings, name)) is not None
-    }
-    stores = {
-        name: str(Path(store).absolute())
-        for name in ("notifications", "rates_from")
-        if (store := getattr(settings, name)) is not None and not is_dsn(store)
-    }
-    return evolve(settings, **paths | stores)
-
-
-def _absolute_panel(panel: str | None) -> str | None:
-    return panel if panel is None or is_query(panel) else str(Path(panel).absolute())
+    return settings
 
 
 # --- Campaigns in their folders
@@ -355,7 +342,7 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings)
 
 def write_report(folder: Path, out: Path, given: Settings) -> None:
     """Write the files of a campaign into a folder; what is not given is as the run had it."""
-    settings = given.over(_saved_of(folder).settings)
+    settings = given.over(_saved_of(folder))
     campaign = Campaign(None, ledger=folder / LEDGER)
     write = partial(campaign.write, out, outcomes=outcomes_of(settings), **file_options(folder, settings))
     if ends := view.ends_text(anyio.run(write)):
@@ -365,13 +352,13 @@ def write_report(folder: Path, out: Path, given: Settings) -> None:
 
 def _summary_of(folder: Path, given: Settings | None = None) -> Summary:
     """Return the summary of a campaign, which must have a plan; with `given`, what its invites have brought."""
-    saved = _saved_of(folder).settings
+    saved = _saved_of(folder)
     outcomes = None if given is None else outcomes_of(given.over(saved))
     return anyio.run(Campaign(None, ledger=folder / LEDGER).summary, outcomes)
 
 
-def _saved_of(folder: Path) -> SavedOptions:
-    def saved(ledger: CampaignLedger) -> SavedOptions:
+def _saved_of(folder: Path) -> Settings:
+    def saved(ledger: CampaignLedger) -> Settings:
         _require_plan(ledger, folder)
         return saved_in(ledger)
 

@@ -13,19 +13,16 @@ from sampling_async._cli._connection import KEY_VARIABLE
 from sampling_async._cli._help import Command, Group
 from sampling_async._cli._options import flag
 from sampling_async._cli._signals import release_signals
+from sampling_async._cli._tally import EXIT_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_EXIT_CODES: Final = (
+_EPILOG: Final = (
     "[bold]Environment:[/bold] SAMPLING_BASE_URL, SAMPLING_PANEL_GUID, SAMPLING_API_KEY; or "
     "SAMPLING_PROFILE, see `profile`. The key is never an argument; on a terminal, the command asks for a "
     "missing key and does not show it.\n\n"
-    "[bold]Exit codes:[/bold] 0 all done - 1 incomplete: some quota IDs not sent or unknown, nothing "
-    "found, a check of `doctor` failed, or the reader of the output ended - 2 usage - 3 the service "
-    "refused (4xx) - 4 transport or server failure (3 and 4 also if no quota ID was answered) - 5 a ledger "
-    "or journal is in use by another run - 6 a campaign has reached its cap - 70 a fault of this program - "
-    "130 interrupted (Ctrl-C) - 143 terminated (SIGTERM).\n\n"
+    f"[bold]Exit codes:[/bold] {' - '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.\n\n"
     "[bold]Try it:[/bold] sampling-async demo\n"
 )
 
@@ -35,7 +32,7 @@ app: Final = typer.Typer(
         "The command line of External Sampling Services: quotas in, invites out. Tables on a terminal, JSON "
         "lines in a pipe."
     ),
-    epilog=_EXIT_CODES,
+    epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode="rich",

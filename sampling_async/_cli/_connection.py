@@ -28,8 +28,8 @@ from sampling_async import (
 )
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import given
-from sampling_async._cli._signals import release_signals
-from sampling_async._cli._tally import FAILED, FAULTY, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
+from sampling_async._cli._signals import INTERRUPTED, release_signals
+from sampling_async._cli._tally import FAILED, FAULTY, INCOMPLETE, USAGE, exit_code_of
 from sampling_async._contract.extras import install
 from sampling_async._log import log_on_stderr
 from sampling_async._profiles.file import chosen_profile, read_profiles, setting

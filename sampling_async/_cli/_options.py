@@ -120,9 +120,11 @@ def _parameters(cls: type[Any]) -> list[inspect.Parameter]:
             default=each.default,
         )
         for each in fields(cls)
+        if _OPTION in each.metadata
     ]
 
 
 def names_in(cls: type[Any], panel: str) -> list[str]:
     """Return the names of a group's options that stand in one part of the help."""
-    return [each.name for each in fields(cls) if each.metadata[_OPTION].rich_help_panel == panel]
+    options = {each.name: each.metadata.get(_OPTION) for each in fields(cls)}
+    return [name for name, option in options.items() if option and option.rich_help_panel == panel]

@@ -162,9 +162,7 @@ def _outcomes_in_database(file: Path, application: bytes) -> AsyncIterator[Invit
 
 def _show_rows(rows: Sequence[OutcomeRow]) -> None:
     if show.as_lines():
-        for row in rows:
-            show.emit_json(show.fields_of(row, _ROW))
-        show.emit_head(_ROW.split())
+        show.emit_rows(rows, _ROW)
         return
     if not rows:
         show.screen().print(Text("None.", "dim"))
@@ -180,9 +178,7 @@ def _show_rows(rows: Sequence[OutcomeRow]) -> None:
 
 def _show_funnel(funnel: list[QuotaFunnel]) -> None:
     if show.as_lines():
-        for row in funnel:
-            show.emit_json(show.fields_of(row, _FUNNEL))
-        show.emit_head(_FUNNEL.split())
+        show.emit_rows(funnel, _FUNNEL)
         return
     screen = show.screen()
     # Entries are known only if somebody recorded them; else a column of zeros would say that nobody entered.

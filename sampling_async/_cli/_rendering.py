@@ -100,6 +100,13 @@ def emit_head(names: Iterable[str]) -> None:
         _emit_names(map(wire_name, names))
 
 
+def emit_rows(records: Iterable[Any], names: str) -> None:
+    """Write a row for each record, of these attributes."""
+    for record in records:
+        emit_json(fields_of(record, names))
+    emit_head(names.split())
+
+
 def _emit_names(names: Iterable[str]) -> None:
     if not wanted.columns:
         wanted.columns = tuple(names)

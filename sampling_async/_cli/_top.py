@@ -19,7 +19,8 @@ from sampling_async import InvalidRequestError, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import fail
 from sampling_async._cli._options import argument, flag, option, takes
-from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
+from sampling_async._cli._signals import INTERRUPTED
+from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
