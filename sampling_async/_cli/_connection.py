@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -33,14 +33,13 @@ from sampling_async._cli._tally import FAILED, FAULTY, INCOMPLETE, USAGE, exit_c
 from sampling_async._contract.extras import install
 from sampling_async._log import log_on_stderr
 from sampling_async._profiles.file import chosen_profile, read_profiles, setting
-from sampling_async._profiles.record import CHOSEN
+from sampling_async._profiles.record import CHOSEN, PanelProfile
 from sampling_async._wire.trust import context_of_files
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Generator
 
-    from sampling_async._profiles.record import PanelProfile
 
 T = TypeVar("T")
 P = TypeVar("P", Timeouts, RetryPolicy, OutagePolicy)
@@ -114,26 +113,27 @@ class ServiceOptions:
         self.whereto()
         return self._key()
 
-    def panel_of_profile(self) -> PanelProfile | None:
+    @cached_property
+    def chosen(self) -> PanelProfile | None:
+        """The profile of the panel, if one is chosen."""
         return chosen_profile(self.profile or "")
 
     def whereto(self) -> tuple[str, str]:
         """Return the address and the panel, as they were given."""
-        profile = self.panel_of_profile()
-        if profile is None:
+        if self.chosen is None:
             return (
                 _given(self.base_url, "--base-url", "SAMPLING_BASE_URL"),
                 _given(self.panel, "--panel", "SAMPLING_PANEL_GUID"),
             )
         if self.base_url:
-            profile.must_agree("base_url", self.base_url, "--base-url (SAMPLING_BASE_URL)")
+            self.chosen.must_agree("base_url", self.base_url, "--base-url (SAMPLING_BASE_URL)")
         if self.panel:
-            profile.must_agree("panel", self.panel, "--panel (SAMPLING_PANEL_GUID)")
-        return profile.base_url, profile.panel
+            self.chosen.must_agree("panel", self.panel, "--panel (SAMPLING_PANEL_GUID)")
+        return self.chosen.base_url, self.chosen.panel
 
     def _client(self, key: str) -> SamplingClient:
         base_url, panel_guid = self.whereto()
-        profile = self.panel_of_profile()
+        profile = self.chosen
         idle = None if profile is None else profile.idle_seconds
         return SamplingClient(
             base_url,
@@ -143,48 +143,47 @@ class ServiceOptions:
             timeouts=_changed((profile and profile.timeouts) or Timeouts(), read=self.timeout),
             retry=_changed((profile and profile.retry) or RetryPolicy(), max_attempts=self.attempts),
             outage=_changed((profile and profile.outage) or OutagePolicy(), patience=self.patience),
-            allow_http=self.may_be_http(profile),
-            proxy=self.proxy_address(profile),
-            ssl_context=self.tls_context(profile),
+            allow_http=self.may_be_http,
+            proxy=self.proxy_address(),
+            ssl_context=self.tls_context(),
             idle_seconds=_IDLE_SECONDS if idle is None else idle,
             name=None if profile is None else profile.name,
         )
 
-    def may_be_http(self, profile: PanelProfile | None) -> bool:
-        return self.allow_http or (profile is not None and profile.allow_http)
+    @property
+    def may_be_http(self) -> bool:
+        return self.allow_http or (self.chosen is not None and self.chosen.allow_http)
 
-    def tls_context(self, profile: PanelProfile | None) -> ssl.SSLContext | None:
+    def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings, or None for the default."""
         return context_of_files(
-            self.ca_file or setting(profile, "ca_file"), self.client_cert or setting(profile, "client_cert")
+            self.ca_file or setting(self.chosen, "ca_file"),
+            self.client_cert or setting(self.chosen, "client_cert"),
         )
 
-    def proxy_address(self, profile: PanelProfile | None) -> str | None:
+    def proxy_address(self) -> str | None:
         """Return the proxy, which may hold a password, or None."""
         # A user and password are secrets, as the key is, so they are never arguments either.
         if "@" in (self.proxy or ""):
             raise InvalidRequestError(
                 f"other users can see --proxy in `ps`; give user and password in {_PROXY_VARIABLE}"
             )
-        return self.proxy or setting(profile, "proxy")
+        return self.proxy or setting(self.chosen, "proxy")
 
     def _key(self) -> str:
-        """Return the key from its place or a hidden prompt; an argument would be visible in `ps`."""
-        profile = self.panel_of_profile()
-        key = self.known_key(profile) or asked_key(profile)
-        if not key and profile is not None:
-            raise profile.no_key()
+        key = self.known_key()
+        if not key and self.chosen is not None:
+            raise self.chosen.no_key()
         if not key:
             fail(f"the API key is missing; set the environment variable {KEY_VARIABLE}", USAGE)
         return key
 
-    @staticmethod
-    def known_key(profile: PanelProfile | None) -> str:
-        """Return the key from the environment or the keyring; "" if it is not there."""
-        if profile is None:
-            return os.environ.get(KEY_VARIABLE, "").strip()
-        found = profile.key()
-        return "" if found is None else found.reveal()
+    def known_key(self) -> str:
+        """Return the key from its place or a hidden prompt, or ""; an argument would be visible in `ps`."""
+        if self.chosen is None:
+            return os.environ.get(KEY_VARIABLE, "").strip() or asked_key(None)
+        found = self.chosen.key()
+        return asked_key(self.chosen) if found is None else found.reveal()
 
 
 def _changed(policy: P, **options: object) -> P:

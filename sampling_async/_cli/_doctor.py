@@ -31,7 +31,7 @@ from sampling_async import (
 )
 from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import ServiceOptions, asked_key
+from sampling_async._cli._connection import ServiceOptions
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse, Verdict, without_guids
 from sampling_async._cli._options import flag, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE
@@ -44,7 +44,6 @@ from sampling_async._wire.sockets import Lookups
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from sampling_async._profiles.record import PanelProfile
 
 CHECKS: Final = "Address", "DNS", "Proxy", "TLS", "Service", "Clock", "Key", "Panel", "Settings", "Latency"
 """The names of all checks, in the order in which they are made."""
@@ -87,14 +86,13 @@ def doctor(
     The output holds no key, no PanelGUID and no member code. The exit code is
     1 if a check failed, and 0 if there are only warnings.
     """
-    profile = service.panel_of_profile()
-    key = service.known_key(profile) or asked_key(profile)
+    key = service.known_key()
     expected = _expected_urls(store, public_url)
     is_silent, screen = show.as_lines(), show.screen()
     findings: list[Finding] = []
 
     async def examine() -> None:
-        async for finding in _findings(service, profile, key, expected):
+        async for finding in _findings(service, key, expected):
             findings.append(finding)
             if not (is_silent or (quiet and finding.verdict in {"ok", "skipped"})):
                 screen.print(row(finding))
@@ -122,24 +120,24 @@ def _expected_urls(store: str | None, public_url: str | None) -> Mapping[str, st
 
 
 async def _findings(
-    service: ServiceOptions, profile: PanelProfile | None, key: str, expected: Mapping[str, str] | None
+    service: ServiceOptions, key: str, expected: Mapping[str, str] | None
 ) -> AsyncGenerator[Finding]:
     """Yield each finding. The first ones are about settings that the client would refuse."""
     Timeouts(read=service.timeout)  # refuses what the client would refuse
     base_url, panel_guid = service.whereto()
-    allow_http = service.may_be_http(profile)
+    allow_http = service.may_be_http
     check = "Address"
     try:
         url = base_url_of(base_url, allow_http=allow_http)
         check = "Panel"
         panel = guid_of(panel_guid, "the PanelGUID").reveal()
         check = "Proxy"
-        address = service.proxy_address(profile)
+        address = service.proxy_address()
         proxy = proxy_of(address) if address else None
         if proxy is not None:
             require_https_through(proxy, url, allow_http=allow_http)
         check = "TLS"
-        tls = service.tls_context(profile)
+        tls = service.tls_context()
         check = "Key"
         secret = guid_of(key, "the key") if key else _NO_KEY
     except InvalidRequestError as exc:
