@@ -236,7 +236,7 @@ class ShownRun:
     async def _write(self, campaign: Campaign) -> Summary:
         write = partial(campaign.write, self.folder, **file_options(self.folder, self.settings))
         try:
-            return await write(outcomes=outcomes_of(self.settings))
+            return await write(outcomes=ledger_of_outcomes(self.settings))
         except StoreError as exc:
             show.note(f"The files are without completes and revenue: {exc}")
             return await write()
@@ -270,7 +270,7 @@ def file_options(folder: Path, settings: Settings) -> dict[str, Any]:
     return {"partitions": settings.partition or (), "kind": kind, "title": title}
 
 
-def outcomes_of(settings: Settings) -> OutcomeLedger | None:
+def ledger_of_outcomes(settings: Settings) -> OutcomeLedger | None:
     return None if settings.notifications is None else OutcomeLedger(existing_store(settings.notifications))
 
 

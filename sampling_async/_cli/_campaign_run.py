@@ -17,7 +17,7 @@ from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign import DEFAULTS, LimitOptions, RunOptions, Settings
-from sampling_async._cli._campaign_live import ShownRun, file_options, outcomes_of
+from sampling_async._cli._campaign_live import ShownRun, file_options, ledger_of_outcomes
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import read_rates
 from sampling_async._cli._panel_files import read_inventory
@@ -344,7 +344,9 @@ def write_report(folder: Path, out: Path, given: Settings) -> None:
     """Write the files of a campaign into a folder; what is not given is as the run had it."""
     settings = given.over(_saved_of(folder))
     campaign = Campaign(None, ledger=folder / LEDGER)
-    write = partial(campaign.write, out, outcomes=outcomes_of(settings), **file_options(folder, settings))
+    write = partial(
+        campaign.write, out, outcomes=ledger_of_outcomes(settings), **file_options(folder, settings)
+    )
     if ends := view.ends_text(anyio.run(write)):
         show.note(ends)
     show.note(f"Files: {out} (invites, pairs, summary.json, report.html)")
@@ -353,7 +355,7 @@ def write_report(folder: Path, out: Path, given: Settings) -> None:
 def _summary_of(folder: Path, given: Settings | None = None) -> Summary:
     """Return the summary of a campaign, which must have a plan; with `given`, what its invites have brought."""
     saved = _saved_of(folder)
-    outcomes = None if given is None else outcomes_of(given.over(saved))
+    outcomes = None if given is None else ledger_of_outcomes(given.over(saved))
     return anyio.run(Campaign(None, ledger=folder / LEDGER).summary, outcomes)
 
 

@@ -95,7 +95,7 @@ _PARTS: Final = {
     "top": "_top",
     "simulate": "_simulation",
     "demo": "_simulation",
-    "outcomes": "_outcomes",
+    "outcomes": "_stores",
     "notifications": "_notifications",
     "erase": "_stores",
     "profile": "_profile",
