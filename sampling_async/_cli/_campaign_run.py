@@ -344,10 +344,8 @@ def write_report(folder: Path, out: Path, given: Settings) -> None:
     """Write the files of a campaign into a folder; what is not given is as the run had it."""
     settings = given.over(_saved_of(folder))
     campaign = Campaign(None, ledger=folder / LEDGER)
-    write = partial(
-        campaign.write, out, outcomes=ledger_of_outcomes(settings), **file_options(folder, settings)
-    )
-    if ends := view.ends_text(anyio.run(write)):
+    options = {**file_options(folder, settings), "outcomes": ledger_of_outcomes(settings)}
+    if ends := view.ends_text(anyio.run(partial(campaign.write, out, **options))):
         show.note(ends)
     show.note(f"Files: {out} (invites, pairs, summary.json, report.html)")
 

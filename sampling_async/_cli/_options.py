@@ -1,4 +1,4 @@
-"""Options of commands: how each is written, groups of them as objects, and --quiet."""
+"""Options of commands: how each is written, groups of them as objects, and those for how results are shown."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def takes(
     class whose fields were made by `given`.
     """
     options = {name: _parameters(cls) for name, cls in groups.items()}
-    common = (
-        [_flag_of_many("as_json", json or "", "--json")] * (json is not None) + [_CSV] * csv + [_QUIET] * quiet
-    )
+    common = [_CSV] * csv + [_QUIET] * quiet
+    if json is not None:
+        common.insert(0, _flag_of_many("as_json", json, "--json"))
 
     def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
@@ -92,9 +92,9 @@ def takes(
 
         @wraps(command)
         def grouped(**values: Any) -> None:
-            as_json, as_csv, quiet = (values.get(each, False) for each in ("as_json", "as_csv", "quiet"))
-            show.wanted.set(json=as_json, csv=as_csv, quiet=quiet)
-            if show.wanted.csv and show.wanted.json:
+            as_json, as_csv, is_quiet = (values.get(each, False) for each in ("as_json", "as_csv", "quiet"))
+            show.wanted.set(json=as_json, csv=as_csv, quiet=is_quiet)
+            if as_json and as_csv:
                 raise InvalidRequestError("give --json or --csv, not both")
             made = {
                 name: groups[name](**{each.name: values[each.name] for each in some})
