@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import typer
-from attrs import asdict, define, evolve, field, frozen
+from attrs import asdict, define, evolve, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
@@ -79,7 +79,6 @@ class CampaignJob:
     given: Settings
     limits: LimitOptions
     options: RunOptions
-    _known_key: str = field(default="", init=False, repr=False)
 
     @property
     def _ledger(self) -> Path:
@@ -155,7 +154,7 @@ class CampaignJob:
             workers=match.processes,
         )
         if self.options.inventory is None or not self.options.dry_run:
-            self._key()  # prompt for it before the work, not after
+            self.service.get_ready()  # prompt for it before the work, not after
 
         async def made(client: SamplingClient | None, **inventory: Any) -> None:
             # The bar covers this only, so that errors are printed after it has disappeared.
@@ -168,15 +167,10 @@ class CampaignJob:
                 await make(campaign(client, **inventory), on_members=show_members)
 
         if self.options.inventory is None:
-            self.service.call(made, key=self._key())
+            self.service.call(made)
         else:
             # With an inventory, planning sends no requests and needs no client.
             anyio.run(partial(made, None, inventory=read_inventory(self.options.inventory)))
-
-    def _key(self) -> str:
-        """Return the key; prompt for it only once."""
-        self._known_key = self._known_key or self.service.ready()
-        return self._known_key
 
     def _saved(self, saved: Settings, changes: dict[str, Any]) -> _RunnableCampaign:
         """Save what later commands need, and return the campaign as its ledger has it."""
@@ -211,7 +205,8 @@ class CampaignJob:
             self._ask(ready)
         as_lines = show.as_lines() or not show.errors().is_terminal
         run = ShownRun(self.folder, self._ledger, ready.settings, as_lines)
-        raise typer.Exit(self.service.call(run.work, key=self._key()))
+        self.service.get_ready()
+        raise typer.Exit(self.service.call(run.work))
 
     @property
     def _nothing_requested(self) -> str:

@@ -97,21 +97,21 @@ class ServiceOptions:
     )
     debug: bool = _option("", "Log every attempt on stderr.", "--debug", default=False)
 
-    def call(self, work: Callable[[SamplingClient], Awaitable[T]], *, key: str | None = None) -> T:
+    def call(self, work: Callable[[SamplingClient], Awaitable[T]]) -> T:
         """Run `work` with a client."""
-        known = self._key() if key is None else key
+        key = self.key  # before the event loop: it may be typed
 
         async def run() -> T:
-            async with self._client(known) as client:
+            async with self._client(key) as client:
                 return await work(client)
 
         with log_on_stderr() if self.debug else nullcontext():
             return anyio.run(run)
 
-    def ready(self) -> str:
-        """Check address and panel and return the key, for commands that do other work before they call."""
+    def get_ready(self) -> None:
+        """Check address and panel and ask for the key, for commands that do other work before they call."""
         self.whereto()
-        return self._key()
+        _ = self.key
 
     @cached_property
     def chosen(self) -> PanelProfile | None:
@@ -170,7 +170,9 @@ class ServiceOptions:
             )
         return self.proxy or setting(self.chosen, "proxy")
 
-    def _key(self) -> str:
+    @cached_property
+    def key(self) -> str:
+        """The key; a person is asked for it once."""
         key = self.known_key()
         if not key and self.chosen is not None:
             raise self.chosen.no_key()
