@@ -154,7 +154,7 @@ class CampaignJob:
             workers=match.processes,
         )
         if self.options.inventory is None or not self.options.dry_run:
-            self.service.get_ready()  # prompt for it before the work, not after
+            self.service.get_ready()  # asks for the key before the work, not after
 
         async def made(client: SamplingClient | None, **inventory: Any) -> None:
             # The bar covers this only, so that errors are printed after it has disappeared.

@@ -250,12 +250,12 @@ def fail(message: str, code: int, **known: object) -> NoReturn:
 
 
 @contextmanager
-def needs(what: str, extra: str = "panel") -> Generator[None]:
-    """End the program, with a line that says what to install, if an import of the block finds no module."""
+def needs(what: str) -> Generator[None]:
+    """End the program, with a line that says what to install, if a module of the extra `panel` is missing."""
     try:
         yield
     except ModuleNotFoundError as exc:
-        fail(f"{what} needs {exc.name}: {install(extra)}", USAGE)
+        fail(f"{what} needs {exc.name}: {install('panel')}", USAGE)
 
 
 def loaded(command: str, module: str, *needed: str) -> Any:
