@@ -35,12 +35,12 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from sampling_async._cli._process import (
+from sampling_async._cli._signals import (
     INTERRUPTED,
     TERMINATED,
-    BestEffortStream,
     hold_signals,
     release_signals,
     terminated_as_interrupted,
@@ -53,6 +53,25 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 _NEEDED = {"rich", "typer"}
+
+
+class BestEffortStream:
+    """A stream that ignores errors of writing: a full stderr must not end the work that is reported on it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def main() -> None:
@@ -104,7 +123,7 @@ def _call(app_for: Callable[[list[str]], Any]) -> None:
     # What is wrong in the arguments is JSON too, as the other errors.
     from sampling_async._cli import _rendering as show  # noqa: PLC0415  as the commands, which have loaded it
 
-    show.set_errors_as_json(True)
+    show.wanted.errors_as_json = True
     try:
         code = app(arguments, prog_name="sampling-async", standalone_mode=False)
     except Exception as exc:

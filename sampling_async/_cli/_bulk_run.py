@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
-from contextlib import suppress
-from math import inf
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import anyio
 import typer
 from attrs import define, field
+from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
 from sampling_async import (
@@ -19,16 +22,22 @@ from sampling_async import (
     JournalError,
     OutageError,
     SamplingError,
+    to_json,
 )
 from sampling_async._cli import _rendering as show
+from sampling_async._cli._tally import code_name
+from sampling_async._contract.checks import count_of
+from sampling_async._contract.records import wire_name
 from sampling_async._journal.journal import run_of
 from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.results import outcome_columns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from sampling_async import Goal, Journal, OutcomeStream, Repeats, SamplingClient
+    from sampling_async import Goal, Journal, OutcomeStatus, OutcomeStream, Progress, Repeats, SamplingClient
     from sampling_async._cli._signals import SignalHandler
     from sampling_async._cli._sources import Items
     from sampling_async._cli._tally import Tally
@@ -53,24 +62,33 @@ _UNASKED: Final = SamplingError(
     endpoint="bulk_invite",
     delivery="unknown",
 )
+_STYLES: Final[dict[OutcomeStatus, str]] = {
+    "invited": "green",
+    "rejected": "yellow",
+    "not_sent": "magenta",
+    "unknown": "red",
+}
 
 
 class OutcomePrinter:
     """Shows outcomes as they finish, the progress of the run, and a summary at the end of the `with` block."""
 
-    def __init__(self, tally: Tally, *, as_lines: bool, with_members: bool = False) -> None:
+    def __init__(self, tally: Tally, *, with_members: bool = False) -> None:
         self.tally = tally
-        self.bar = show.StreamBar(lines=as_lines)
-        self._as_lines, self._with_members = as_lines, with_members
-        display = self.bar.display
+        self.total: int | None = None  # of quota IDs, if the stream does not know it
+        self._as_lines, self._with_members = show.as_lines(), with_members
+        columns = BarColumn(bar_width=24), TextColumn("{task.fields[text]}")
+        self._bar = show.display(*columns, lines=self._as_lines)
+        self._task = self._bar.add_task("Inviting", total=None, text="")
+        self.has_bar = not self._bar.disable
         # If the bar is shown, lines are printed on its console: two on one screen would write into each other.
-        self._console = show.screen() if display.disable else display.console
+        self._console = self._bar.console if self.has_bar else show.screen()
         self._texts: list[Text] = []
         self._printed_at = 0.0
         self._reader_is_gone = False
 
     def __enter__(self) -> Self:
-        self.bar.display.start()
+        self._bar.start()
         return self
 
     def __exit__(
@@ -79,21 +97,32 @@ class OutcomePrinter:
         try:
             self._flush()
         finally:
-            self.bar.display.stop()
+            self._bar.stop()
             if exc is None or self.tally.total:
-                for line in show.summary(self.tally):
+                for line in _summary(self.tally):
                     show.stderr_console().print(line, soft_wrap=True)
+
+    def follow(self, stream: OutcomeStream) -> AbstractAsyncContextManager[None]:
+        """Show the progress of a stream during a block, also while no outcome comes."""
+
+        def draw() -> None:
+            known = stream.progress
+            total = self.total if known.total is None else known.total
+            text = progress_text(known, total)
+            self._bar.update(self._task, completed=known.answered, total=total, text=text)
+
+        return show.redrawn(draw, _MOMENT) if self.has_bar else nullcontext()
 
     def add(self, outcome: InviteOutcome) -> None:
         self.tally.add(outcome)
         if not self._as_lines:
-            self._texts.append(show.outcome_text(outcome, with_member=self._with_members))
+            self._texts.append(_text_of(outcome, with_member=self._with_members))
             # Many at a time, because each print above a live bar draws the bar again.
             if len(self._texts) >= _LINES_AT_ONCE or time.monotonic() - self._printed_at > _MOMENT:
                 self._flush()
         elif not self._reader_is_gone:
             try:
-                show.emit_json(show.outcome_json(outcome))
+                show.emit_json(_json_of(outcome))
             except OSError:
                 # The reader went away, or the disk is full. Later outcomes are still counted, but not written.
                 self._reader_is_gone = True
@@ -173,13 +202,12 @@ class BulkRun:
             with self.shown, self.signals:
                 try:
                     with self.signals.scope:
-                        if self.work.count is not None and not self.shown.bar.display.disable:
-                            self.shown.bar.total = await in_thread(self.work.count)
+                        if self.work.count is not None and self.shown.has_bar:
+                            self.shown.total = await in_thread(self.work.count)
                         self.stream = stream = await self.work.start(client)
-                        async with stream:
-                            with self.shown.bar.follow(stream):
-                                async for outcome in stream:
-                                    self.shown.add(outcome)
+                        async with stream, self.shown.follow(stream):
+                            async for outcome in stream:
+                                self.shown.add(outcome)
                         if self.work.source is not None and not self.work.source.is_over:
                             # The stream has not read all, because the outage was too long.
                             async with self._accounting(client, _GIVEN_UP) as account:
@@ -316,3 +344,83 @@ class _Leftovers:
 
     def _not_sent(self, member_code: str, quota_id: int) -> InviteOutcome:
         return InviteOutcome(member_code, quota_id, "not_sent", error=self.error)
+
+
+# --- What is shown
+
+
+def _json_of(outcome: InviteOutcome) -> dict[str, Any]:
+    if show.wanted.csv:
+        return {wire_name(name): values[0] for name, values in outcome_columns([outcome]).items()}
+    return {
+        "MemberCode": outcome.member_code,
+        "QuotaID": outcome.quota_id,
+        "Status": outcome.status,
+        "Invite": None if outcome.invite is None else json.loads(to_json(outcome.invite)),
+        "ResultCode": outcome.result_code,
+        "Result": outcome.result,
+        "Error": None if outcome.error is None else str(outcome.error),
+        "Anomaly": outcome.anomaly,
+        "Replayed": outcome.replayed,
+    }
+
+
+def _text_of(outcome: InviteOutcome, *, with_member: bool = False) -> Text:
+    line = Text(f"{outcome.status.replace('_', ' '):<9}", style=_STYLES[outcome.status])
+    if with_member:
+        line.append_text(show.plain(f" {outcome.member_code:<10}"))
+    line.append(f"{outcome.quota_id:>10}  ", style="bold")
+    if outcome.invite is not None:
+        invite = outcome.invite
+        line.append(f"{invite.partner_amount:.2f}  {invite.loi} min  ").append_text(
+            show.plain(invite.url, "cyan")
+        )
+    elif outcome.result_code is None and outcome.error is not None:
+        line.append_text(show.plain(str(outcome.error)))
+    else:
+        line.append_text(show.plain(code_name(outcome.result_code, outcome.result)))
+    if outcome.anomaly:
+        line.append_text(show.plain(f"  ! {outcome.anomaly}", "red"))
+    return line
+
+
+def _summary(tally: Tally) -> Iterable[Text]:
+    """Yield the lines that close a fan-out: counts by status and by result code, failures, oddities."""
+    yield Text(tally.in_words(), style="bold")
+    width = len(f"{tally.total:,}")
+    for (code, result), count in tally.codes.most_common():
+        # IDs without a result code are listed below, by their failures.
+        if code is None and tally.failures:
+            continue
+        yield Text(f"  {count:>{width},}  ").append_text(show.plain(code_name(code, result)))
+    for text, count in tally.failures.most_common():
+        yield Text(f"  {count:>{width},}  ", style="red").append_text(show.plain(text, "red"))
+    if tally.statuses["not_sent"]:
+        yield Text("  Not sent: safe to send again, after the cause is removed.")
+    if tally.statuses["unknown"]:
+        yield Text("  Unknown: an invite may exist; sending again may make a second one.")
+    if tally.replayed:
+        yield Text(f"  {tally.replayed:,} are from the journal of an earlier run.")
+    if tally.anomalies:
+        yield Text(f"  {count_of(tally.anomalies, 'item')} of responses were odd: see Anomaly.")
+    if tally.unrequested:
+        yield Text(f"  {count_of(tally.unrequested, 'item')} came for quota IDs that were not in the request.")
+
+
+def progress_text(progress: Progress, total: int | None) -> str:
+    """Return the progress of a stream in words. Its `total` may be one that the stream does not know."""
+    left = progress.seconds_left
+    if progress.total is None and total is not None and progress.per_second is not None:
+        left = max(0, total - progress.answered) / progress.per_second
+    parts = [f"{progress.answered:,}" if total is None else f"{progress.answered:,}/{total:,}"]
+    if progress.patience_left is not None:
+        return f"{parts[0]}  the service is away; waiting up to {_clock_time(progress.patience_left)} for it"
+    if progress.per_second is not None:
+        parts.append(f"{progress.per_second:,.0f}/s")
+    if left is not None:
+        parts.append(f"{_clock_time(left)} left")
+    return "  ".join(parts)
+
+
+def _clock_time(seconds: float) -> timedelta:
+    return timedelta(seconds=ceil(seconds))

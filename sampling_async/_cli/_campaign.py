@@ -2,20 +2,193 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
-from importlib import import_module
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
+from attrs import asdict, evolve, fields, frozen
 
-from sampling_async._cli._campaign_options import InviteFormat, LimitOptions, RunOptions, Settings
-from sampling_async._cli._connection import ServiceOptions, fail
+from sampling_async import InvalidRequestError
+from sampling_async._cli._connection import ServiceOptions, loaded
+from sampling_async._cli._files import RATES_HELP
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import argument, flag, option, takes
-from sampling_async._cli._tally import USAGE
-from sampling_async._contract.extras import install
+from sampling_async._cli._match import MatchOptions
+from sampling_async._cli._options import argument, beyond, given, names_in, option, takes
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PLAN: Final = "The plan"
+_of_plan: Final = partial(given, panel=_PLAN)
+_of_run: Final = partial(given, panel="The run")
+_limit: Final = partial(given, panel="Limits, heeded by a run within a second")
+InviteFormat: TypeAlias = Literal["parquet", "jsonl"]  # as in `sampling_async.campaign`, which loads slowly
+_NONE: Final = "none"  # the value that takes a limit away
+_SHOWN: Final = 40
+
+
+@frozen(kw_only=True)
+class LimitOptions:
+    """The options that set limits. They are text, since each may be `none`."""
+
+    concurrency: str | None = _limit("N|none", "The most members whose invites are requested at once.")
+    invites_per_minute: str | None = _limit("N|none", "The most invites a minute.")
+    max_invites: str | None = _limit("N|none", "The most invites in all; unknown outcomes count.")
+    max_spend: str | None = _limit("X|none", "The most that the invites may cost, see --cost.")
+    hours: str | None = _limit(
+        "22:00-06:00|none",
+        "The times of the day between which it sends requests. Outside of them it waits, and does not end.",
+    )
+    zone: str | None = _limit("Europe/Berlin|none", "The time zone of --hours. Default: UTC.")
+
+    def changes(self) -> dict[str, Any]:
+        """Return the limits that were given, by their names in `Limits`; None takes one away."""
+        from sampling_async.campaign import Limits  # noqa: PLC0415  numpy, pyarrow: an extra
+
+        found: dict[str, Any] = {}
+        for name, text in asdict(self).items():
+            if text is None:
+                continue
+            option = f"--{name.replace('_', '-')}"
+            found[name] = None if text.casefold() == _NONE else _parsed(name, text, option)
+            try:
+                Limits().changed(**{name: found[name]})
+            except InvalidRequestError as exc:
+                raise InvalidRequestError(
+                    f"{str(exc).replace(name, option, 1)}; {_NONE} takes it away"
+                ) from None
+        return found
+
+
+def _parsed(name: str, text: str, option: str) -> Any:
+    if name in {"hours", "zone"}:
+        return text
+    parse: Callable[[str], float] = int if name in {"concurrency", "max_invites"} else float
+    try:
+        value = parse(text)
+    except ValueError:
+        kind = "a whole number" if parse is int else "a number"
+        raise InvalidRequestError(f"{option} must be {kind} or {_NONE}, not {text[:_SHOWN]!r}") from None
+    if wrong := beyond(value, is_count=True):
+        raise InvalidRequestError(f"{option} {text[:_SHOWN]} {wrong}; {_NONE} takes it away")
+    return value
+
+
+@frozen(kw_only=True)
+class Settings:
+    """What a campaign saves in its ledger, so that a later command needs only its folder.
+
+    None: the saved value or the default counts.
+    """
+
+    panel: str | None = None  # an absolute path, or a query; an argument of the commands
+    column: list[str] | None = _of_plan(
+        "QUESTION=NAME", "The column of the panel that holds a question; can be given several times."
+    )
+    bands: Path | None = _of_plan(
+        "FILE", "A JSON file of age bands, as for `match`. Default: PANEL.bands.json beside the panel."
+    )
+    at_least_one: bool | None = _of_plan(
+        "", "A member may fit several sub-quotas of a layer.", "--at-least-one"
+    )
+    allocate: int | None = _of_plan("N", "At most N quotas of each member. Default: 5.", min=1)
+    overshoot: float | None = _of_plan(
+        "X", "How many times the room of a quota is planned, 1.2 for a fifth more. Default: 1."
+    )
+    rate: float | None = _of_plan(
+        "X", "The share of invites that members follow, 0.2 for a fifth. Default: 1.", max=1
+    )
+    rates_from: str | None = _of_plan(
+        "FILE|ADDRESS",
+        "The store of `notifications serve`: the share of invites that ended in a complete so far counts in "
+        "place of the IR and --rate, by quota and survey.",
+    )
+    currency_rates: Path | None = _of_plan("FILE", RATES_HELP)
+    cost: float | None = _of_plan("X", "What an invite costs you. Default: 0.", min=0)
+    watch: float | None = _of_run(
+        "SECONDS",
+        "Seconds between two polls of the quotas: closed ones are not requested. 0: never. Default: 60.",
+        min=0,
+    )
+    notifications: str | None = _of_run(
+        "FILE|ADDRESS",
+        "The store of `notifications serve`: quotas that it reports as closed are not requested, and the "
+        "report has completes and revenue.",
+    )
+    max_turns: int | None = _of_run(
+        "N", "The most requests for one member, if some of its quotas are refused. Default: 3.", min=1
+    )
+    partition: list[str] | None = _of_run(
+        "COLUMN", "Divide the invites into folders by survey_id, wave_id, quota_id or day; can be given again."
+    )
+    format: InviteFormat | None = _of_run("parquet|jsonl", "The format of the invites. Default: parquet.")
+
+    def over(self, saved: Settings) -> Settings:
+        """Return these settings; those that were not given are taken from `saved`."""
+        # An empty list is how the parser says that nothing was given.
+        given = {name: value for name, value in asdict(self).items() if value not in (None, [])}
+        return evolve(saved, **given)
+
+    def refuse_another_plan(self, saved: Settings, folder: Path) -> None:
+        """Refuse a panel or options that the plan in a folder was not made with, since they had no effect."""
+        values, its = asdict(self), asdict(saved)
+        other = [name for name in names_in(Settings, _PLAN) if values[name] not in (None, [], its[name])]
+        what = [f"--{name.replace('_', '-')}" for name in other]
+        if self.panel not in (None, saved.panel):
+            what.insert(0, "the panel")
+        if what:
+            raise InvalidRequestError(
+                f"{folder} has a plan, which {' and '.join(what)} would not change: leave it out to go on, or "
+                f"plan anew with `campaign top-up`, or name another folder"
+            )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Settings:
+        """Parse saved settings; None, as from a ledger that another program made, gives the defaults."""
+        found: dict[str, Any] = {} if text is None else json.loads(text)
+        known = {each.name for each in fields(Settings)}
+        values = {name: value for name, value in found.items() if name in known and value is not None}
+        for name in {"bands", "currency_rates"} & values.keys():
+            values[name] = Path(values[name])
+        return evolve(DEFAULTS, **values)
+
+    def matching(self, workers: int | None = None) -> MatchOptions:
+        return MatchOptions(
+            column=self.column, bands=self.bands, at_least_one=bool(self.at_least_one), workers=workers
+        )
+
+
+DEFAULTS: Final = Settings(
+    at_least_one=False, allocate=5, overshoot=1.0, rate=1.0, cost=0.0, watch=60.0, max_turns=3, format="parquet"
+)
+
+
+@frozen(kw_only=True)
+class RunOptions:
+    """The options of `run` and `top-up` that count for one call only."""
+
+    inventory: Path | None = _of_plan(
+        "FILE",
+        "Plan with the inventory of a file, as `quotas` writes it; - for stdin. Default: ask the service.",
+    )
+    workers: int | None = _of_plan(
+        "N", "The number of processes that match. Default: all cores.", min=1, max=1024
+    )
+    dry_run: bool = given("", "Plan, show the plan, and request nothing.", "--dry-run", default=False)
+    yes: bool = given("", "Do not ask before the first run.", "--yes", "-y", default=False)
+    as_json: bool = given("", "Print JSON lines, on a terminal too.", "--json", default=False)
+
+
+# --- The commands
+
+_work: Final = partial(loaded, "campaign", "_campaign_run", "sampling_async.campaign")
+_with_report: Final = partial(loaded, "campaign", "_campaign_run", "jinja2", "sampling_async.campaign")
 _DEFAULT: Final = "run"
 _SIMILAR: Final = 0.75
 
@@ -54,12 +227,12 @@ Panel = Annotated[
         "member, as for `match`. Without it, the campaign in DIR goes on.",
     ),
 ]
-AsJSON = Annotated[bool, flag("Print JSON, on a terminal too.", "--json")]
+JSON: Final = "Print JSON, on a terminal too."
 PanelAgain = Annotated[str | None, argument("PANEL", "The panel. Default: the one that was planned before.")]
 
 
 @app.command(cls=Command)
-@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quietable=True)
+@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quiet=True)
 def run(
     panel_: Panel = None,
     *,
@@ -79,12 +252,11 @@ def run(
     At the end of --hours it does not end, but waits. Progress is shown on a terminal, and
     elsewhere it is lines of JSON on stdout.
     """
-    job = _loaded("jinja2", module="_campaign_run").CampaignJob
-    job(service, out, settings, limits, options).run(panel_)
+    _with_report().CampaignJob(service, out, settings, limits, options).run(panel_)
 
 
 @app.command("top-up", cls=Command)
-@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quietable=True)
+@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quiet=True)
 def top_up(
     folder: Folder,
     panel_: PanelAgain = None,
@@ -101,52 +273,53 @@ def top_up(
     skipped, even with --dry-run. Options that are not given are those of
     the plan before.
     """
-    job = _loaded("jinja2", module="_campaign_run").CampaignJob
-    job(service, folder, settings, limits, options).top_up(panel_)
+    _with_report().CampaignJob(service, folder, settings, limits, options).top_up(panel_)
 
 
 @app.command(cls=Command)
+@takes(json=JSON)
 def pause(
     folder: Folder,
     *,
     reason: Annotated[str, option("TEXT", "Why, for the status and the report.", show_default=False)] = "",
-    as_json: AsJSON = False,
 ) -> None:
     """Pause a campaign: no more requests until `resume`. Those in flight are still answered.
 
     An active run pauses within a second, and a later run waits too.
     """
-    _loaded().change_limits(folder, {"paused": True, "reason": reason}, as_json=as_json)
+    _work().change_limits(folder, {"paused": True, "reason": reason})
 
 
 @app.command(cls=Command)
-def resume(folder: Folder, *, as_json: AsJSON = False) -> None:
+@takes(json=JSON)
+def resume(folder: Folder) -> None:
     """End the pause of a campaign.
 
     It starts no run. If none is active, `campaign run --out
     DIR` continues the campaign.
     """
-    _loaded().change_limits(folder, {"paused": False, "reason": ""}, as_json=as_json)
+    _work().change_limits(folder, {"paused": False, "reason": ""})
 
 
 @app.command(cls=Command)
-@takes(limits=LimitOptions)
-def limit(limits: LimitOptions, folder: Folder, *, as_json: AsJSON = False) -> None:
+@takes(json=JSON, limits=LimitOptions)
+def limit(limits: LimitOptions, folder: Folder) -> None:
     """Change the limits of a campaign, whether it runs or not, and show those that hold.
 
     The value none takes a limit away. Without options, nothing is changed.
     """
-    _loaded().change_limits(folder, limits.changes(), as_json=as_json)
+    _work().change_limits(folder, limits.changes())
 
 
 @app.command(cls=Command)
-def status(folder: Folder, *, as_json: AsJSON = False) -> None:
+@takes(json=JSON)
+def status(folder: Folder) -> None:
     """Show what became of a campaign so far, whether it runs, has ended or was killed."""
-    _loaded().show_status(folder, as_json=as_json)
+    _work().show_status(folder)
 
 
 @app.command(cls=Command)
-@takes(quietable=True)
+@takes(quiet=True)
 def report(
     folder: Folder,
     *,
@@ -175,11 +348,11 @@ def report(
     that needs nothing else and holds no member codes.
     """
     settings = Settings(partition=partition, format=format_, notifications=notifications)
-    _loaded("jinja2").write_report(folder, out or folder, settings)
+    _with_report().write_report(folder, out or folder, settings)
 
 
 @app.command(cls=Command)
-@takes(quietable=True, tabular=True)
+@takes(json=JSON, csv=True, quiet=True)
 def compare(
     folders: Annotated[
         list[Path], argument("DIR", "The folders of campaigns, such as those of several nights.")
@@ -190,21 +363,10 @@ def compare(
         str | None,
         option("FILE|ADDRESS", "The store of `notifications serve`. Default: what each run was given."),
     ] = None,
-    as_json: AsJSON = False,
 ) -> None:
     """Show several campaigns side by side: invites, completes, revenue, refusals by code, and what has changed.
 
     The newest stands first. A campaign that was only planned, with --dry-run, is left out. The page and the
     JSON have the fill of each quota too.
     """
-    _loaded().show_comparison(folders, html, Settings(notifications=notifications), as_json=as_json)
-
-
-def _loaded(*others: str, module: str = "_campaign_folders") -> Any:
-    """Return the module that does the work. It needs numpy and pyarrow, and for the report `others` too."""
-    try:
-        for name in (*others, "sampling_async.campaign"):
-            import_module(name)
-        return import_module(f"sampling_async._cli.{module}")
-    except ModuleNotFoundError as exc:
-        fail(f"campaign needs {exc.name}: {install('panel')}", USAGE)
+    _work().show_comparison(folders, html, Settings(notifications=notifications))

@@ -7,8 +7,9 @@ import getpass
 import os
 import sys
 import traceback
-from contextlib import nullcontext, suppress
-from functools import partial
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -27,18 +28,18 @@ from sampling_async import (
 )
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._options import given
-from sampling_async._cli._process import release_signals
-from sampling_async._cli._tally import FAILED, FAULTY, INCOMPLETE, INTERRUPTED, USAGE, exit_code_of
+from sampling_async._cli._signals import INTERRUPTED, release_signals
+from sampling_async._cli._tally import FAILED, FAULTY, INCOMPLETE, USAGE, exit_code_of
+from sampling_async._contract.extras import install
 from sampling_async._log import log_on_stderr
 from sampling_async._profiles.file import chosen_profile, read_profiles, setting
-from sampling_async._profiles.record import CHOSEN
+from sampling_async._profiles.record import CHOSEN, PanelProfile
 from sampling_async._wire.trust import context_of_files
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Generator
 
-    from sampling_async._profiles.record import PanelProfile
 
 T = TypeVar("T")
 P = TypeVar("P", Timeouts, RetryPolicy, OutagePolicy)
@@ -96,42 +97,43 @@ class ServiceOptions:
     )
     debug: bool = _option("", "Log every attempt on stderr.", "--debug", default=False)
 
-    def call(self, work: Callable[[SamplingClient], Awaitable[T]], *, key: str | None = None) -> T:
+    def call(self, work: Callable[[SamplingClient], Awaitable[T]]) -> T:
         """Run `work` with a client."""
-        known = self._key() if key is None else key
+        key = self.key  # before the event loop: it may be typed
 
         async def run() -> T:
-            async with self._client(known) as client:
+            async with self._client(key) as client:
                 return await work(client)
 
         with log_on_stderr() if self.debug else nullcontext():
             return anyio.run(run)
 
-    def ready(self) -> str:
-        """Check address and panel and return the key, for commands that do other work before they call."""
+    def get_ready(self) -> None:
+        """Check address and panel and ask for the key, for commands that do other work before they call."""
         self.whereto()
-        return self._key()
+        _ = self.key
 
-    def panel_of_profile(self) -> PanelProfile | None:
+    @cached_property
+    def chosen(self) -> PanelProfile | None:
+        """The profile of the panel, if one is chosen."""
         return chosen_profile(self.profile or "")
 
     def whereto(self) -> tuple[str, str]:
         """Return the address and the panel, as they were given."""
-        profile = self.panel_of_profile()
-        if profile is None:
+        if self.chosen is None:
             return (
                 _given(self.base_url, "--base-url", "SAMPLING_BASE_URL"),
                 _given(self.panel, "--panel", "SAMPLING_PANEL_GUID"),
             )
         if self.base_url:
-            profile.must_agree("base_url", self.base_url, "--base-url (SAMPLING_BASE_URL)")
+            self.chosen.must_agree("base_url", self.base_url, "--base-url (SAMPLING_BASE_URL)")
         if self.panel:
-            profile.must_agree("panel", self.panel, "--panel (SAMPLING_PANEL_GUID)")
-        return profile.base_url, profile.panel
+            self.chosen.must_agree("panel", self.panel, "--panel (SAMPLING_PANEL_GUID)")
+        return self.chosen.base_url, self.chosen.panel
 
     def _client(self, key: str) -> SamplingClient:
         base_url, panel_guid = self.whereto()
-        profile = self.panel_of_profile()
+        profile = self.chosen
         idle = None if profile is None else profile.idle_seconds
         return SamplingClient(
             base_url,
@@ -141,48 +143,49 @@ class ServiceOptions:
             timeouts=_changed((profile and profile.timeouts) or Timeouts(), read=self.timeout),
             retry=_changed((profile and profile.retry) or RetryPolicy(), max_attempts=self.attempts),
             outage=_changed((profile and profile.outage) or OutagePolicy(), patience=self.patience),
-            allow_http=self.may_be_http(profile),
-            proxy=self.proxy_address(profile),
-            ssl_context=self.tls_context(profile),
+            allow_http=self.may_be_http,
+            proxy=self.proxy_address(),
+            ssl_context=self.tls_context(),
             idle_seconds=_IDLE_SECONDS if idle is None else idle,
             name=None if profile is None else profile.name,
         )
 
-    def may_be_http(self, profile: PanelProfile | None) -> bool:
-        return self.allow_http or (profile is not None and profile.allow_http)
+    @property
+    def may_be_http(self) -> bool:
+        return self.allow_http or (self.chosen is not None and self.chosen.allow_http)
 
-    def tls_context(self, profile: PanelProfile | None) -> ssl.SSLContext | None:
+    def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings, or None for the default."""
         return context_of_files(
-            self.ca_file or setting(profile, "ca_file"), self.client_cert or setting(profile, "client_cert")
+            self.ca_file or setting(self.chosen, "ca_file"),
+            self.client_cert or setting(self.chosen, "client_cert"),
         )
 
-    def proxy_address(self, profile: PanelProfile | None) -> str | None:
+    def proxy_address(self) -> str | None:
         """Return the proxy, which may hold a password, or None."""
         # A user and password are secrets, as the key is, so they are never arguments either.
         if "@" in (self.proxy or ""):
             raise InvalidRequestError(
                 f"other users can see --proxy in `ps`; give user and password in {_PROXY_VARIABLE}"
             )
-        return self.proxy or setting(profile, "proxy")
+        return self.proxy or setting(self.chosen, "proxy")
 
-    def _key(self) -> str:
-        """Return the key from its place or a hidden prompt; an argument would be visible in `ps`."""
-        profile = self.panel_of_profile()
-        key = self.known_key(profile) or asked_key(profile)
-        if not key and profile is not None:
-            raise profile.no_key()
+    @cached_property
+    def key(self) -> str:
+        """The key; a person is asked for it once."""
+        key = self.known_key()
+        if not key and self.chosen is not None:
+            raise self.chosen.no_key()
         if not key:
             fail(f"the API key is missing; set the environment variable {KEY_VARIABLE}", USAGE)
         return key
 
-    @staticmethod
-    def known_key(profile: PanelProfile | None) -> str:
-        """Return the key from the environment or the keyring; "" if it is not there."""
-        if profile is None:
-            return os.environ.get(KEY_VARIABLE, "").strip()
-        found = profile.key()
-        return "" if found is None else found.reveal()
+    def known_key(self) -> str:
+        """Return the key from its place or a hidden prompt, or ""; an argument would be visible in `ps`."""
+        if self.chosen is None:
+            return os.environ.get(KEY_VARIABLE, "").strip() or asked_key(None)
+        found = self.chosen.key()
+        return asked_key(self.chosen) if found is None else found.reveal()
 
 
 def _changed(policy: P, **options: object) -> P:
@@ -210,7 +213,7 @@ def ended_by_failure(work: Callable[[], T]) -> T:
         text = str(exc).replace("allow_http=True", "--allow-http")
         if exc.endpoint == "generate_invite" and exc.delivery == "unknown":
             text += " (an invite may exist: asking again may make a second one)"
-        if exc.request_id is not None and not show.errors_are_json():
+        if exc.request_id is not None and not show.wanted.errors_as_json:
             text += f" (request ID {exc.request_id})"
         code = exc.result_code if isinstance(exc, ServiceError) else None
         fail(text, exit_code_of(exc), RequestID=exc.request_id, ResultCode=code)
@@ -244,6 +247,23 @@ def fail(message: str, code: int, **known: object) -> NoReturn:
     """Print one line on stderr that says what went wrong, and end with an exit code."""
     show.print_error(message, code, **known)
     raise typer.Exit(code) from None
+
+
+@contextmanager
+def needs(what: str) -> Generator[None]:
+    """End the program, with a line that says what to install, if a module of the extra `panel` is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        fail(f"{what} needs {exc.name}: {install('panel')}", USAGE)
+
+
+def loaded(command: str, module: str, *needed: str) -> Any:
+    """Return the module that does the work of a command: with the extra `panel`, and `needed` modules of it."""
+    with needs(command):
+        for name in needed:
+            import_module(name)
+        return import_module(f"sampling_async._cli.{module}")
 
 
 def drop_unwritten() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -13,6 +12,7 @@ from rich.text import Text
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign_view import pairs_json
 from sampling_async._cli._demo import ENDS, PER_MEMBER, Demo, Findings, run_day
+from sampling_async._cli._service import quotas_table
 from sampling_async._cli._tally import STATUSES
 
 if TYPE_CHECKING:
@@ -31,18 +31,13 @@ async def run_shown(demo: Demo) -> Findings:
     bar = show.progress_bar(total_known=True)
     task = bar.add_task("", total=None)
 
-    async def poll() -> None:
-        while True:
-            what, done, total = _progress(demo)
-            bar.update(task, description=what, completed=done, total=total)
-            await asyncio.sleep(_POLL_SECONDS)
+    def draw() -> None:
+        what, done, total = _progress(demo)
+        bar.update(task, description=what, completed=done, total=total)
 
-    polling = asyncio.create_task(poll())
     with bar:  # it ends before an error is printed on the same screen
-        try:
+        async with show.redrawn(draw, _POLL_SECONDS):
             return await run_day(demo)
-        finally:
-            polling.cancel()
 
 
 def _progress(demo: Demo) -> tuple[str, int, int | None]:
@@ -72,7 +67,7 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
     console.print(
         Panel(title, border_style="cyan", expand=False),
         "",
-        show.quotas_table(inventory.surveys[:_SHOWN_SURVEYS], console.width),
+        quotas_table(inventory.surveys[:_SHOWN_SURVEYS], console.width),
         "",
         _pairs(
             Inventory=f"{len(inventory.surveys):,} surveys, {_quotas_in(inventory):,} open quotas, watched",

@@ -6,10 +6,10 @@ import os
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import uuid4
 
 import anyio
@@ -31,9 +31,9 @@ from sampling_async import (
 )
 from sampling_async._cli import _doctor_findings as judge
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._connection import ServiceOptions, asked_key
+from sampling_async._cli._connection import ServiceOptions
 from sampling_async._cli._doctor_findings import Finding, ProbeResponse, Verdict, without_guids
-from sampling_async._cli._options import given, takes
+from sampling_async._cli._options import flag, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._protocol.requests import get_settings
 from sampling_async._wire.address import Proxy, Secret, base_url_of, guid_of, proxy_of, require_https_through
@@ -44,7 +44,6 @@ from sampling_async._wire.sockets import Lookups
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from sampling_async._profiles.record import PanelProfile
 
 CHECKS: Final = "Address", "DNS", "Proxy", "TLS", "Service", "Clock", "Key", "Panel", "Settings", "Latency"
 """The names of all checks, in the order in which they are made."""
@@ -65,32 +64,20 @@ _SHOWN: Final[Mapping[Verdict, tuple[str, str]]] = {
 """The label and the style of each verdict."""
 
 
-@frozen(kw_only=True)
-class DoctorOptions:
-    store: str | None = given(
-        "FILE|ADDRESS", "The store of `notifications serve`, to compare its URLs with the operator's."
-    )
-    public_url: str | None = given(
-        "URL", "The address of your receiver, as for `notifications serve`; with --store."
-    )
-    quiet: bool = given("", "Show only what is not in order.", "--quiet", "-q", default=False)
-    as_json: bool = given("", "Print one JSON document, on a terminal too.", "--json", default=False)
-
-    def expected_urls(self) -> Mapping[str, str] | None:
-        if (self.store is None) != (self.public_url is None):
-            raise InvalidRequestError("give --store and --public-url together: they make the URLs")
-        if self.store is None or self.public_url is None:
-            return None
-        from sampling_async._cli._stores import existing_store  # noqa: PLC0415  takes time to load
-        from sampling_async.notifications import Inbox, kept_secrets  # noqa: PLC0415
-
-        store = existing_store(self.store)
-        urls = Inbox(store, secrets=kept_secrets(store)).urls(self.public_url)
-        return {kind.setting: url for kind, url in urls.items() if kind.setting}
-
-
-@takes(options=DoctorOptions, service=ServiceOptions)
-def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
+@takes(service=ServiceOptions, json="Print one JSON document, on a terminal too.")
+def doctor(
+    service: ServiceOptions,
+    *,
+    store: Annotated[
+        str | None,
+        option("FILE|ADDRESS", "The store of `notifications serve`, to compare its URLs with the operator's."),
+    ] = None,
+    public_url: Annotated[
+        str | None,
+        option("URL", "The address of your receiver, as for `notifications serve`; with --store."),
+    ] = None,
+    quiet: Annotated[bool, flag("Show only what is not in order.", "--quiet", "-q")] = False,
+) -> None:
     """Check all between this machine and the service: address, TLS, proxy, key, panel, settings, speed.
 
     Each check says what was found and what to do. The command sends Get
@@ -99,65 +86,69 @@ def doctor(service: ServiceOptions, options: DoctorOptions) -> None:
     The output holds no key, no PanelGUID and no member code. The exit code is
     1 if a check failed, and 0 if there are only warnings.
     """
-    profile = service.panel_of_profile()
-    key = service.known_key(profile) or asked_key(profile)
-    expected = options.expected_urls()
-    is_silent, screen = show.as_lines(options.as_json), show.screen()
+    key = service.known_key()
+    expected = _expected_urls(store, public_url)
+    is_silent, screen = show.as_lines(), show.screen()
     findings: list[Finding] = []
 
-    def report(finding: Finding) -> None:
-        findings.append(finding)
-        if not (is_silent or (options.quiet and finding.verdict in {"ok", "skipped"})):
-            screen.print(row(finding))
+    async def examine() -> None:
+        async for finding in _findings(service, key, expected):
+            findings.append(finding)
+            if not (is_silent or (quiet and finding.verdict in {"ok", "skipped"})):
+                screen.print(row(finding))
 
-    _examine(service, profile, key, expected, report)
+    anyio.run(examine)
     verdict = worst(findings)
-    if is_silent and (options.as_json or not options.quiet or verdict != "ok"):
+    if is_silent and (show.wanted.json or not quiet or verdict != "ok"):
         show.emit_json(document(findings, service.profile))
-    elif not (is_silent or options.quiet):
+    elif not (is_silent or quiet):
         screen.print("", closing_text(findings), sep="\n")
     raise typer.Exit(INCOMPLETE if verdict == "fail" else DONE)
 
 
-def _examine(
-    service: ServiceOptions,
-    profile: PanelProfile | None,
-    key: str,
-    expected: Mapping[str, str] | None,
-    report: Callable[[Finding], object],
-) -> None:
-    """Report each finding. The first ones are about settings that the client would refuse."""
+def _expected_urls(store: str | None, public_url: str | None) -> Mapping[str, str] | None:
+    if (store is None) != (public_url is None):
+        raise InvalidRequestError("give --store and --public-url together: they make the URLs")
+    if store is None or public_url is None:
+        return None
+    from sampling_async._cli._stores import existing_store  # noqa: PLC0415  takes time to load
+    from sampling_async.notifications import Inbox, kept_secrets  # noqa: PLC0415
+
+    opened = existing_store(store)
+    urls = Inbox(opened, secrets=kept_secrets(opened)).urls(public_url)
+    return {kind.setting: url for kind, url in urls.items() if kind.setting}
+
+
+async def _findings(
+    service: ServiceOptions, key: str, expected: Mapping[str, str] | None
+) -> AsyncGenerator[Finding]:
+    """Yield each finding. The first ones are about settings that the client would refuse."""
     Timeouts(read=service.timeout)  # refuses what the client would refuse
     base_url, panel_guid = service.whereto()
-    allow_http = service.may_be_http(profile)
+    allow_http = service.may_be_http
     check = "Address"
     try:
         url = base_url_of(base_url, allow_http=allow_http)
         check = "Panel"
         panel = guid_of(panel_guid, "the PanelGUID").reveal()
         check = "Proxy"
-        address = service.proxy_address(profile)
+        address = service.proxy_address()
         proxy = proxy_of(address) if address else None
         if proxy is not None:
             require_https_through(proxy, url, allow_http=allow_http)
         check = "TLS"
-        tls = service.tls_context(profile)
+        tls = service.tls_context()
         check = "Key"
         secret = guid_of(key, "the key") if key else _NO_KEY
     except InvalidRequestError as exc:
-        report(Finding(check, "fail", str(exc).replace("allow_http=True", "--allow-http")))
+        yield Finding(check, "fail", str(exc).replace("allow_http=True", "--allow-http"))
         return
     seconds = service.timeout or _READ_SECONDS
     timeouts = Timeouts(
         connect=CONNECT_SECONDS, write=CONNECT_SECONDS, read=seconds, wall=CONNECT_SECONDS + seconds
     )
-    run = DoctorRun(url, panel, secret, proxy, tls, timeouts, expected)
-
-    async def report_all() -> None:
-        async for finding in run.findings():
-            report(finding)
-
-    anyio.run(report_all)
+    async for finding in DoctorRun(url, panel, secret, proxy, tls, timeouts, expected).findings():
+        yield finding
 
 
 # --- The checks

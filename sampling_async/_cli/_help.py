@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
 _TABLES_FROM: Final = 72
-_DIGITS: Final = 5
+_MOST_CELLS: Final = 100_000
 _ENDLESS: Final = frozenset({"timeout", "patience"})  # options for which `inf` means: wait for ever
 
 _WITH_CONNECTION: Final = "quotas"
@@ -238,27 +238,29 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    _more: tuple[Any, ...] = ()  # options that only the help shows
-
     def main(self, *args: Any, **more: Any) -> Any:
         """Run the program; a size of the terminal that nothing could be read on is ignored."""
         for name, least in (("COLUMNS", 20), ("LINES", 2)):
-            if name in os.environ and not _is_size(os.environ[name], least):
-                del os.environ[name]
+            with suppress(ValueError):
+                if least <= int(os.environ.get(name, least)) < _MOST_CELLS:
+                    continue
+            del os.environ[name]
         return super().main(*args, **more)
 
     def get_params(self, ctx: Any) -> Any:
-        return [*_without_types(super().get_params(ctx)), *self._more]
+        return _without_types(super().get_params(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help; that of the program has the connection options, which many commands take."""
         is_narrow = get_terminal_size().columns < _TABLES_FROM
         shared = connection_options(self.commands[_WITH_CONNECTION]) if ctx.parent is None else []
-        self._more = () if is_narrow else tuple(map(_under_its_heading, shared))
+        own = self.params
+        if not is_narrow:
+            self.params = [*own, *map(_under_its_heading, shared)]
         try:
             super().format_help(ctx, formatter)
         finally:
-            self._more = ()
+            self.params = own
         if shared and is_narrow:
             with formatter.section(_HEADING):
                 formatter.write_dl([each.get_help_record(ctx) for each in shared])
@@ -298,10 +300,6 @@ def page_of(command: str) -> str:
             if label == "Documentation" and not address.rstrip("/").endswith(".example"):  # which is nowhere
                 return f"{address.rstrip('/')}/{page}"
     return f"docs/{page.removesuffix('.html')}.md"
-
-
-def _is_size(text: str, least: int) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < _DIGITS and int(text) >= least
 
 
 def _no_type(**_: Any) -> str:

@@ -14,9 +14,8 @@ from attrs import define, evolve
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._currencies import read_rates
-from sampling_async._cli._match_options import check_place
-from sampling_async._cli._pages import write_inventory_page
+from sampling_async._cli._connection import needs
+from sampling_async._cli._files import check_place, read_rates
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.currencies import PLACES_ALONE, not_compared
 from sampling_async._contract.records import wire_name
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from sampling_async import Quotas, Survey
     from sampling_async._cli._connection import ServiceOptions
-    from sampling_async._cli._match_options import MatchOptions
+    from sampling_async._cli._match import MatchOptions
     from sampling_async.matching import Output
     from sampling_async.matching.panel import PanelFile
 
@@ -188,23 +187,26 @@ class MatchRun:
         batches = list(results)
         rows = [row for batch in batches for row in batch.to_pylist()]
         fits = {row["quota_id"]: (row["certain"], row["possible"]) for row in rows}
-        write_inventory_page(
-            html, surveys, fits, members=followed.members, rates=read_rates(self._options.currency_rates)
-        )
+        rates = read_rates(self._options.currency_rates)
+        with needs("the page"):
+            from sampling_async.campaign._inventory_page import inventory_page  # noqa: PLC0415  Jinja2
+
+            page = inventory_page(surveys, fits, members=followed.members, currency_rates=rates)
+            show.write_page(html, page)
         return iter(batches)
 
     def _output(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
         options = self._options
         if options.output is not None:
             written.write(results, matcher.schema, options.output)
-        elif options.html is not None and not (options.as_json or show.is_csv()):
+        elif options.html is not None and not (show.wanted.json or show.wanted.csv):
             return  # the page is all
-        elif show.is_csv():
+        elif show.wanted.csv:
             for batch in results:
                 for row in batch.rename_columns(list(map(wire_name, batch.schema.names))).to_pylist():
                     show.emit_json(row)
             show.emit_head(matcher.schema.names)
-        elif show.as_lines(options.as_json):
+        elif show.as_lines():
             for line in written.lines(results, only_ascii=sys.stdout.isatty()):
                 show.emit(line)
         elif isinstance(matcher.output, Counts):

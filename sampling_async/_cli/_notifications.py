@@ -65,7 +65,7 @@ PublicURL = Annotated[
     str | None, option("URL", "The address at which the operator reaches this, if it is another one.")
 ]
 Only = Annotated[list[Kind] | None, option("KIND", "This kind only; may be given again.", "--kind")]
-AsJSON = Annotated[bool, flag("JSON lines, on a terminal too.", "--json")]
+JSON: Final = "JSON lines, on a terminal too."
 
 
 @frozen(kw_only=True)
@@ -102,7 +102,7 @@ class Guard:
 
 
 @app.command(cls=Command)
-@takes(guard=Guard)
+@takes(guard=Guard, json=JSON)
 def serve(
     guard: Guard,
     *,
@@ -110,7 +110,6 @@ def serve(
     port: Annotated[int, option("N", "0 for a free one.", min=0, max=65535)] = _PORT,
     host: Annotated[str, option("ADDRESS", "Where to listen.")] = "127.0.0.1",
     public_url: PublicURL = None,
-    as_json: AsJSON = False,
 ) -> None:
     """Receive notifications until Ctrl-C, and store each one before it is acknowledged.
 
@@ -123,7 +122,7 @@ def serve(
         fail(f"uvicorn is missing: {install('notifications')}", USAGE)
     opened = store_at(store)
     inbox = guard.inbox(opened)
-    _until_ctrl_c(_serve(inbox, opened, host, port, public_url, as_json=as_json))
+    _until_ctrl_c(_serve(inbox, opened, host, port, public_url))
 
 
 def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
@@ -131,9 +130,7 @@ def _until_ctrl_c(work: Coroutine[Any, Any, None]) -> None:
         asyncio.run(work)
 
 
-async def _serve(
-    inbox: Inbox, store: SqlStore, host: str, port: int, public_url: str | None, *, as_json: bool
-) -> None:
+async def _serve(inbox: Inbox, store: SqlStore, host: str, port: int, public_url: str | None) -> None:
     import uvicorn  # noqa: PLC0415  an extra, and slow to load
 
     with listening(host, port) as listener:
@@ -153,7 +150,7 @@ async def _serve(
         )
         async with inbox:
             # The socket listens already, so the URLs work as soon as they are shown.
-            if show.as_lines(as_json):
+            if show.as_lines():
                 show.emit_json({str(kind): url for kind, url in urls.items()})
             else:
                 show.print_pairs((str(kind.setting), Text(url, style="cyan")) for kind, url in urls.items())
@@ -162,27 +159,27 @@ async def _serve(
 
 
 @app.command("show", cls=Command)
-@takes(tabular=True)
+@takes(json=JSON, csv=True)
 def show_facts(
     *,
     store: STORE,
     kind: Only = None,
     everything: Annotated[bool, flag("Quota statuses that a newer one has replaced, too.", "--all")] = False,
-    as_json: AsJSON = False,
 ) -> None:
     """Show what was received: each fact once, however often it came."""
     facts = (fact for fact in _facts(store, kind) if everything or fact.validity is not Validity.STALE)
-    _show(facts, as_json=as_json)
+    _show(facts)
 
 
 @app.command(cls=Command)
-@takes(tabular=True)
-def dead(*, store: STORE, as_json: AsJSON = False) -> None:
+@takes(json=JSON, csv=True)
+def dead(*, store: STORE) -> None:
     """Show the dead facts: their handler has given up. `replay` makes them pending again."""
-    _show(_facts(store, None, State.DEAD), as_json=as_json)
+    _show(_facts(store, None, State.DEAD))
 
 
 @app.command(cls=Command)
+@takes()
 def tail(*, store: STORE, kind: Only = None) -> None:
     """Print facts as they come, a line of JSON each, until Ctrl-C."""
 
@@ -198,7 +195,7 @@ def tail(*, store: STORE, kind: Only = None) -> None:
 
 
 @app.command(cls=Command)
-@takes(quietable=True)
+@takes(quiet=True)
 def replay(
     fact_ids: Annotated[
         list[int] | None, argument("IDS", "Facts to handle again, handled ones too.", min=1)
@@ -213,7 +210,7 @@ def replay(
 
 
 @app.command(cls=Command)
-@takes(quietable=True)
+@takes(quiet=True)
 def prune(
     *,
     store: STORE,
@@ -232,7 +229,7 @@ def prune(
 
 
 @app.command(cls=Command)
-@takes(service=ServiceOptions)
+@takes(service=ServiceOptions, json=JSON)
 def settings(
     service: ServiceOptions,
     *,
@@ -242,7 +239,6 @@ def settings(
         bool,
         flag("Make new secrets first. The last ones stay valid; restart `serve` to have both.", "--rotate"),
     ] = False,
-    as_json: AsJSON = False,
 ) -> None:
     """Show the five URLs to enter at the operator, and whether its settings have them.
 
@@ -260,7 +256,7 @@ def settings(
     is_given = service.base_url or service.profile
     found = service.call(lambda client: client.get_settings()) if is_given else None
     verdicts = {kind: _verdict(found, kind, url) for kind, url in urls.items()}
-    if show.as_lines(as_json):
+    if show.as_lines():
         show.emit_json(urls)
         for kind, verdict in verdicts.items():
             if verdict is not None:
@@ -290,8 +286,8 @@ def _facts(
     yield from existing_store(store).facts(kinds=kinds or None, state=state, after=after)
 
 
-def _show(facts: Iterable[Fact[Any]], *, as_json: bool) -> None:
-    if show.as_lines(as_json):
+def _show(facts: Iterable[Fact[Any]]) -> None:
+    if show.as_lines():
         for fact in facts:
             show.emit_json(_fact_json(fact))
         return

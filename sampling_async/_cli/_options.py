@@ -1,11 +1,11 @@
-"""Options of commands: how each is written, groups of them as objects, and --quiet."""
+"""Options of commands: how each is written, groups of them as objects, and those for how results are shown."""
 
 from __future__ import annotations
 
 import inspect
 from functools import wraps
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_type_hints
 
 import typer
 from attrs import field, fields
@@ -53,7 +53,8 @@ def argument(metavar: str, help_text: str, **more: Any) -> Any:
     return typer.Argument(help=help_text, metavar=metavar, **more)
 
 
-AsJSON: TypeAlias = Annotated[bool, flag("Print JSON lines, on a terminal too.", "--json")]
+MemberCode = Annotated[str, argument("MEMBER", "The member's code in your panel.")]
+JSON_LINES: Final = "Print JSON lines, on a terminal too."
 
 
 def _flag_of_many(name: str, help_text: str, *names: str) -> inspect.Parameter:
@@ -70,34 +71,36 @@ _CSV: Final = _flag_of_many(
 
 
 def takes(
-    *, quietable: bool = False, tabular: bool = False, **groups: type[Any]
+    *, json: str | None = None, csv: bool = False, quiet: bool = False, **groups: type[Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add groups of options to a command: `@takes(service=ServiceOptions)` passes them as one `service`.
+    """Add options to a command, after its own.
 
-    A group is an attrs class whose fields were made by `given`. The help lists them after the command's own
-    options, in the order of the groups. A `quietable` command writes progress, notes or a summary to stderr: it
-    gets --quiet too. A `tabular` command prints rows: it gets --csv too.
+    First come those that say how it shows its result, for `show.wanted`: `json` is the help of --json; a
+    command that prints rows gets --csv; one that writes progress, notes or a summary to stderr gets --quiet.
+    Then come groups, in their order: `@takes(service=ServiceOptions)` passes one `service`. A group is an attrs
+    class whose fields were made by `given`.
     """
     options = {name: _parameters(cls) for name, cls in groups.items()}
+    common = [_CSV] * csv + [_QUIET] * quiet
+    if json is not None:
+        common.insert(0, _flag_of_many("as_json", json, "--json"))
 
     def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
-        common = [_CSV] * tabular + [_QUIET] * quietable
         parameters = [*own, *common, *(each for some in options.values() for each in some)]
 
         @wraps(command)
         def grouped(**values: Any) -> None:
-            if quietable:
-                show.set_quiet(values.pop("quiet"))
-            show.set_csv(values.pop("as_csv", False))
-            if show.is_csv() and values.get("as_json"):
+            as_json, as_csv, is_quiet = (values.get(each, False) for each in ("as_json", "as_csv", "quiet"))
+            show.wanted.set(json=as_json, csv=as_csv, quiet=is_quiet)
+            if as_json and as_csv:
                 raise InvalidRequestError("give --json or --csv, not both")
             made = {
-                name: groups[name](**{each.name: values.pop(each.name) for each in some})
+                name: groups[name](**{each.name: values[each.name] for each in some})
                 for name, some in options.items()
             }
-            command(**made, **values)
+            command(**made, **{each.name: values[each.name] for each in own})
 
         # typer reads the options from these two attributes, so they must describe the wrapper.
         grouped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -117,4 +120,11 @@ def _parameters(cls: type[Any]) -> list[inspect.Parameter]:
             default=each.default,
         )
         for each in fields(cls)
+        if _OPTION in each.metadata
     ]
+
+
+def names_in(cls: type[Any], panel: str) -> list[str]:
+    """Return the names of a group's options that stand in one part of the help."""
+    options = {each.name: each.metadata.get(_OPTION) for each in fields(cls)}
+    return [name for name, option in options.items() if option and option.rich_help_panel == panel]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async import DecodeError, InvalidRequestError, Quotas, Survey, from_json
-from sampling_async._cli._match_options import check_place
+from sampling_async._cli._files import check_place
 from sampling_async._contract.records import wire_name
 from sampling_async._private_files import written_whole
 from sampling_async.matching.panel import alike, is_query

@@ -14,8 +14,7 @@ from sampling_async import InvalidRequestError, OutagePolicy, RetryPolicy, Timeo
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import asked_key, fail, names_of_profiles, somebody_is_there
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import AsJSON, argument, flag, option, takes
-from sampling_async._cli._process import release_signals
+from sampling_async._cli._options import JSON_LINES, argument, flag, option, takes
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._profiles.file import BEGIN, add_profile, profiles_file, read_profile, read_profiles
 from sampling_async._profiles.record import CHOSEN, PanelProfile
@@ -35,15 +34,15 @@ Name = Annotated[str, argument("NAME", "A profile.", autocompletion=names_of_pro
 
 
 @app.command("list", cls=Command)
-@takes(tabular=True)
-def list_profiles(*, as_json: AsJSON = False) -> None:
+@takes(json=JSON_LINES, csv=True)
+def list_profiles() -> None:
     """List the profiles of the file, where each one's key is, and what is wrong in one."""
     profiles = read_profiles()
     if not profiles:
         show.note(f"{profiles_file()} has no profiles; {BEGIN}")
-    if show.as_lines(as_json):
+    if show.as_lines():
         for name, profile in profiles.items():
-            if isinstance(profile, InvalidRequestError) and show.is_csv():
+            if isinstance(profile, InvalidRequestError) and show.wanted.csv:
                 show.warn(str(profile))
             elif isinstance(profile, InvalidRequestError):
                 show.emit_json({"Profile": name, "Error": str(profile)})
@@ -67,10 +66,11 @@ def list_profiles(*, as_json: AsJSON = False) -> None:
 
 
 @app.command("show", cls=Command)
-def show_profile(name: Name, *, as_json: AsJSON = False) -> None:
+@takes(json=JSON_LINES)
+def show_profile(name: Name) -> None:
     """Show the settings of a profile, and whether its key is where it says."""
     profile = read_profile(name)
-    if show.as_lines(as_json):
+    if show.as_lines():
         show.emit_json(_row(profile))
     else:
         rows = {label: value for label, value in _row(profile).items() if value is not None}
@@ -78,7 +78,7 @@ def show_profile(name: Name, *, as_json: AsJSON = False) -> None:
 
 
 @app.command("add", cls=Command)
-@takes(quietable=True)
+@takes(quiet=True)
 def add(
     name: Annotated[str, argument("NAME", "The name of the new profile, such as us.")],
     *,
@@ -121,7 +121,6 @@ def _asked(given: str | None, its_option: str, question: str, default: str | Non
     if given is not None:
         return given
     if somebody_is_there():
-        release_signals()  # so that Ctrl-C works
         answer: str = typer.prompt(question, default=default, err=True)
         return answer.strip()
     if default is None:
@@ -130,7 +129,7 @@ def _asked(given: str | None, its_option: str, question: str, default: str | Non
 
 
 @app.command("set-key", cls=Command)
-@takes(quietable=True)
+@takes(quiet=True)
 def set_key(name: Name) -> None:
     """Store a profile's key in the keyring of the system, in place of an earlier one.
 
@@ -143,7 +142,7 @@ def set_key(name: Name) -> None:
 
 
 @app.command("forget-key", cls=Command)
-@takes(quietable=True)
+@takes(quiet=True)
 def forget_key(name: Name) -> None:
     """Remove a profile's key from the keyring of the system."""
     profile = _with_keyring(name)

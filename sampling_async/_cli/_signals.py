@@ -1,26 +1,63 @@
-"""Handle Ctrl-C and SIGTERM in a command that accounts for its input: the first signal ends only the work.
+"""Handle Ctrl-C and SIGTERM: blocked until a command has begun, then the first signal ends only its work.
 
 asyncio itself cancels the whole program after Ctrl-C, and does not handle SIGTERM.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import anyio
-
-from sampling_async._cli._process import release_signals
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from types import FrameType
 
+    import anyio
+
+INTERRUPTED, TERMINATED = 130, 143
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR: Final = b"\x1b[?25h"
+_held: list[set[int]] = []  # the signal mask from before we blocked signals; empty while we do not block them
+
+
+def hold_signals() -> None:
+    """Block SIGINT and SIGTERM until a command is ready to account for its input."""
+    if hasattr(signal, "pthread_sigmask"):  # pragma: no branch  there is none on Windows
+        _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS))
+
+
+def release_signals() -> None:
+    """Unblock signals. Signals that came meanwhile are delivered now."""
+    while _held:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
+
+
+@contextmanager
+def terminated_as_interrupted() -> Generator[list[int]]:
+    """Handle SIGTERM as Ctrl-C would be handled at that moment; yield a list that notes its arrival."""
+    came: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        interrupt = signal.getsignal(signal.SIGINT)
+        # SIGINT may be ignored, as in a program that a script runs in the background. SIGTERM still ends it.
+        if not callable(interrupt):
+            raise KeyboardInterrupt
+        interrupt(signal.SIGINT, frame)
+
+    before = signal.getsignal(signal.SIGTERM)
+    # SIGTERM is ignored, or has a handler that this program must not replace.
+    if before is not signal.SIG_DFL:
+        yield came
+        return
+    signal.signal(signal.SIGTERM, take)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class SignalHandler:
@@ -45,6 +82,11 @@ class SignalHandler:
         return "interrupted" if self.received == signal.SIGINT else "terminated by SIGTERM"
 
     def __enter__(self) -> Self:
+        # Not needed before: the program has not loaded them when it blocks signals.
+        import asyncio  # noqa: PLC0415
+
+        import anyio  # noqa: PLC0415
+
         self.scope = anyio.CancelScope()
         self._loop = asyncio.get_running_loop()
         for number in _SIGNALS:

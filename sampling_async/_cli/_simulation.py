@@ -21,7 +21,7 @@ from rich.text import Text
 from sampling_async import DecodeError, InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import fail
-from sampling_async._cli._match_options import bands_file, check_place
+from sampling_async._cli._files import bands_file, check_place
 from sampling_async._cli._options import flag, given, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._contract.checks import count_of
@@ -33,7 +33,7 @@ from sampling_async._wire.address import is_loopback
 from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sampling_async.simulator import SimulatedMember
 
@@ -103,7 +103,7 @@ def _is_web_address(text: str) -> bool:
         return False
 
 
-@takes(notify=Notify)
+@takes(notify=Notify, json="Print the address, panel and key as one JSON object.")
 def simulate(
     notify: Notify,
     *,
@@ -137,7 +137,6 @@ def simulate(
         int | None,
         _of_latency("N", "The maximum of calls at the same time; others wait. Default: no limit.", min=1),
     ] = None,
-    as_json: Annotated[bool, flag("Print the address, panel and key as one JSON object.", "--json")] = False,
 ) -> None:
     """Run a simulated service for development, until Ctrl-C.
 
@@ -169,16 +168,18 @@ def simulate(
     # Checked first, so that a taken port ends the command before files are written and the address is shown.
     with listening(host, port) as listener:
         free_port: int = listener.getsockname()[1]
-    for number, panel in enumerate(simulator.panels, 1):
-        for file in files:
-            write_panel(panel.members.values(), _file_of(file, number))
+    base_url = f"http://{_in_url(host)}:{free_port}"
+    written = [
+        write_panel(panel.members.values(), _file_of(file, number))
+        for number, panel in enumerate(simulator.panels, 1)
+        for file in files
+    ]
     if profiles is not None:
-        _write_profiles(simulator, f"http://{_in_url(host)}:{free_port}", profiles)
-    if as_json:
-        show.emit_json(_service_json(simulator, host, free_port))
+        _write_profiles(simulator, base_url, profiles)
+    if show.wanted.json:
+        show.emit_json(_service_json(simulator, base_url))
     else:
-        files = tuple(_file_of(file, number) for number in range(1, panels + 1) for file in files)
-        _show_service(simulator, f"http://{_in_url(host)}:{free_port}", files, profiles)
+        _show_service(simulator, base_url, written, profiles)
     simulator.notification_urls = urls
     sending = simulator.notifications.sending_to(urls) if urls is not None else nullcontext()
     with suppress(KeyboardInterrupt), sending:  # the usual end
@@ -215,8 +216,8 @@ def _check_panel_file(output: Path) -> None:
         raise InvalidRequestError(f"{output} needs pyarrow: {install('panel')}; .jsonl needs nothing")
 
 
-def write_panel(members: Iterable[SimulatedMember], output: Path) -> None:
-    """Write simulated members, one row each, and beside them a file with the age bands."""
+def write_panel(members: Iterable[SimulatedMember], output: Path) -> Path:
+    """Write simulated members, one row each, and beside them a file with the age bands; return the file."""
     from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415  an extra, and slow to load
     from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
 
@@ -230,6 +231,7 @@ def write_panel(members: Iterable[SimulatedMember], output: Path) -> None:
             file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
     with written_whole(bands_file(output)) as unfinished:
         unfinished.write_text(json.dumps(dict(AGE_BANDS)) + "\n", encoding="utf-8")
+    return output
 
 
 def _row(member: SimulatedMember, questions: tuple[int, ...]) -> dict[str, Any]:
@@ -256,9 +258,9 @@ def _faults_of(file: Path | None) -> tuple[Any, ...]:
         raise InvalidRequestError(f"{file}: {exc}") from None
 
 
-def _service_json(simulator: Any, host: str, port: int) -> dict[str, Any]:
+def _service_json(simulator: Any, base_url: str) -> dict[str, Any]:
     return {
-        "BaseURL": f"http://{_in_url(host)}:{port}",
+        "BaseURL": base_url,
         "PanelGUID": simulator.panel_guid,
         "APIKey": simulator.api_key,
         "Members": len(simulator.members),
@@ -315,7 +317,7 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _show_service(simulator: Any, base_url: str, files: tuple[Path, ...], profiles: Path | None) -> None:
+def _show_service(simulator: Any, base_url: str, files: Sequence[Path], profiles: Path | None) -> None:
     member_code = next(iter(simulator.members))
     quota_ids = [quota.quota_id for survey in simulator.inventory.surveys for quota in survey.quotas]
     chosen = "" if profiles is None else " --profile p1"
@@ -348,7 +350,7 @@ def _show_service(simulator: Any, base_url: str, files: tuple[Path, ...], profil
     screen.file.flush()
 
 
-@takes(quietable=True)
+@takes(json="Print one JSON object, on a terminal too.", quiet=True)
 def demo(
     *,
     members: Annotated[int, option("N", "The number of members.", min=1, max=_MOST_MEMBERS)] = 600,
@@ -360,7 +362,6 @@ def demo(
     out: Annotated[
         Path | None, option("DIR", "The folder for the report and the ledgers. Default: a new one.")
     ] = None,
-    as_json: Annotated[bool, flag("Print one JSON object, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show a partner's day: a panel in, invites out, and how each survey ended.
 
@@ -376,7 +377,7 @@ def demo(
     folder = _demo_folder(out)
     settings = Demo(folder=folder, seed=seed, members=members, surveys=surveys, faults=faults)
     findings = anyio.run(run_shown, settings)
-    if show.as_lines(as_json):
+    if show.as_lines():
         show.emit_json(findings_json(settings, findings))
     else:
         print_findings(show.screen(), findings, settings)

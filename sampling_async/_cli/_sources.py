@@ -1,7 +1,7 @@
 """Read quota IDs and requests from words, files or stdin, in a thread, while requests are in flight.
 
 A thread is needed because a FIFO, or a program that writes to stdin, may let the reader wait. Memory holds one
-block of text, however long the input is.
+block of text and one line, however long the input is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Self, TypeVar
 
 from attrs import define, field
 
@@ -26,82 +26,35 @@ if TYPE_CHECKING:
 
     from sampling_async._pacing.threads import Run
 
-# Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole.
-_LONGEST_ID: Final = 19
-_SEPARATORS: Final = b" \t\n\r\v\f,"
-# From the same bytes: if one of the two knew fewer, an ID could be cut between blocks, and become two.
-_WORD: Final = re.compile(rb"[^%b]+" % _SEPARATORS)
+T = TypeVar("T")
+
+_LONGEST_ID: Final = 19  # digits of the largest 64-bit number
+_WORD: Final = re.compile(rb"[^ \t\n\r\v\f,]+")
 
 
 def parsed(texts: list[str]) -> list[int]:
     """Return the quota IDs of arguments; one argument may hold several."""
-    words = (match[0] for text in texts for match in _WORD.finditer(text.encode(errors="replace")))
-    return [_quota_id(word) for word in words]
+    return [_quota_id(word) for text in texts for word in _WORD.findall(text.encode(errors="replace"))]
 
 
 @define
 class QuotaIDs:
-    """Parses quota IDs from blocks of bytes: words, or the lines of one member among requests, after a `{`."""
+    """Parses a line of quota IDs; or, if the first line begins with a `{`, of requests: those of one member."""
 
-    _name: str
     _member_code: str
     of_others: int = 0  # how many requests of other members were skipped
-    _begun: bytes = b""
-    _parser: _Words | RequestLines | None = None
+    _are_requests: bool | None = None
 
-    def feed(self, block: bytes) -> Iterator[int]:
-        # The first byte that is not blank decides between words and lines. Until it comes, blanks are kept.
-        if self._parser is None:
-            block = self._begun + block
-            head = block.lstrip(BLANK)
-            if not head:
-                self._begun = block
-                return
-            if head.startswith(b"{"):
-                self._parser = RequestLines(self._name)
-            else:
-                self._parser, block = _Words(self._name), block.removeprefix(b"\xef\xbb\xbf")
-        yield from self._ids_among(self._parser.feed(block))
-
-    def end(self) -> Iterator[int]:
-        yield from self._ids_among(() if self._parser is None else self._parser.end())
-
-    def _ids_among(self, items: Iterable[int | InviteRequest]) -> Iterator[int]:
-        for item in items:
-            if isinstance(item, int):
-                yield item
-            elif item.member_code == self._member_code:
-                yield from item.quota_ids
-            else:
-                self.of_others += 1
-
-
-@define
-class _Words:
-    _name: str
-    _cut: bytes = b""  # the end of the last block, which may be the first part of an ID
-    _line: int = 1
-
-    def feed(self, block: bytes) -> Iterator[int]:
-        text = self._cut + block
-        # Split after the last separator, because an ID may be divided between two blocks.
-        end = 1 + max(map(text.rfind, _SEPARATORS))  # 0 without a separator
-        if not end and len(text) > _LONGEST_ID:
-            end = len(text)
-        self._cut = text[end:]
-        return self._ids_of(text[:end])
-
-    def end(self) -> Iterator[int]:
-        return self._ids_of(self._cut)
-
-    def _ids_of(self, text: bytes) -> Iterator[int]:
-        for match in _WORD.finditer(text):
-            try:
-                yield _quota_id(match[0])
-            except InvalidRequestError as exc:
-                line = self._line + text.count(b"\n", 0, match.start())
-                raise InvalidRequestError(f"{self._name}, line {line}: {exc}") from None
-        self._line += text.count(b"\n")
+    def __call__(self, line: bytes) -> Iterable[int]:
+        if self._are_requests is None:
+            self._are_requests = line.startswith(b"{")
+        if not self._are_requests:
+            return map(_quota_id, _WORD.findall(line))
+        for request in requests_in(line):
+            if request.member_code == self._member_code:
+                return request.quota_ids
+            self.of_others += 1
+        return ()
 
 
 def _quota_id(word: bytes) -> int:
@@ -123,19 +76,23 @@ _BLOCK: Final = 2**20
 
 
 @define
-class RequestLines:
+class Lines(Generic[T]):
+    """Cuts blocks of bytes into lines, and parses each that is not blank. An error names the line."""
+
     _name: str
+    _parse: Callable[[bytes], Iterable[T]]  # of a line without blanks around it
     _line: int = 0
     # The parts of a line whose end has not been read. A list: joined once, however many blocks it takes.
     _begun: list[bytes] = field(factory=list[bytes])
     _size: int = 0
 
-    def feed(self, block: bytes) -> Iterator[InviteRequest]:
+    def feed(self, block: bytes) -> Iterator[T]:
+        """Yield the items of the lines that end in this block. They are read before the next block is fed."""
         whole, newline, rest = block.rpartition(b"\n")
         if newline:
             lines = b"".join([*self._begun, whole]).split(b"\n")
             self._begun, self._size = [], 0
-            yield from self._read(lines)
+            yield from self._items(lines)
         self._begun.append(rest)
         self._size += len(rest)
         if self._size > _LONGEST:
@@ -144,15 +101,15 @@ class RequestLines:
                 f" {_EXAMPLE}"
             )
 
-    def end(self) -> Iterator[InviteRequest]:
-        return self._read([b"".join(self._begun)])
+    def end(self) -> Iterator[T]:
+        return self._items([b"".join(self._begun)])
 
-    def _read(self, lines: Sequence[bytes]) -> Iterator[InviteRequest]:
+    def _items(self, lines: Sequence[bytes]) -> Iterator[T]:
         for line in lines:
             self._line += 1
-            if line.strip(BLANK):
+            if text := line.strip(BLANK):
                 try:
-                    yield _request(line.strip(BLANK))
+                    yield from self._parse(text)
                 except InvalidRequestError as exc:
                     raise InvalidRequestError(f"{self._name}, line {self._line}: {exc}") from None
 
@@ -161,7 +118,7 @@ def number_of_ids(path: Path) -> int | None:
     """Return the number of quota IDs in a file of requests; None if it is a pipe, or a line is no request."""
     if not path.is_file():
         return None
-    lines, total = RequestLines(path.name), 0
+    lines, total = Lines(path.name, requests_in), 0
     try:
         with path.open("rb") as file:
             while block := file.read(_BLOCK):
@@ -179,7 +136,8 @@ def _hint(line: bytes) -> str:
     return ""
 
 
-def _request(line: bytes) -> InviteRequest:
+def requests_in(line: bytes) -> list[InviteRequest]:
+    """Parse a line that is a request."""
     try:
         # Decoded first, because json.loads() guesses the encoding of bytes; only UTF-8 is accepted.
         fields: Any = json.loads(line.decode())
@@ -195,26 +153,10 @@ def _request(line: bytes) -> InviteRequest:
             'a request must have "MemberCode" and a list "QuotaIDs", as `sampling-async match --requests 20` '
             f"writes them; this line has {keys}"
         )
-    return InviteRequest(member_code, quota_ids)
+    return [InviteRequest(member_code, quota_ids)]
 
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 _BLOCK_BYTES: Final = 65_536
-STDIN: Final = "stdin"
-
-
-class Parser(Protocol[T_co]):
-    """Parses blocks of bytes into items. All items of a block are read before the next block is fed."""
-
-    def feed(self, block: bytes, /) -> Iterator[T_co]:
-        """Yield the items that are complete after this block."""
-        ...
-
-    def end(self) -> Iterator[T_co]:
-        """Yield the items that are known to be complete only at the end of the input."""
-        ...
 
 
 def stdin_is_terminal() -> bool:
@@ -237,7 +179,7 @@ class Items(Generic[T]):
     """
 
     _opened: Callable[[], BinaryIO]  # runs in a thread, because opening a FIFO waits for a writer
-    _parser: Parser[T]
+    _lines: Lines[T]
     is_over: bool = False  # whether all items were returned
     is_file: bool = False  # whether it is a regular file, which has an end; known after the first read
     _source: BinaryIO | None = None
@@ -267,7 +209,7 @@ class Items(Generic[T]):
             reading, self._reading = self._reading, None
             block = reading.result()
             self._is_read = not block
-            self._items = self._parser.feed(block) if block else self._parser.end()
+            self._items = self._lines.feed(block) if block else self._lines.end()
 
     def _block(self) -> bytes | None:
         if self._source is None:

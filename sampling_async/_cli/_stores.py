@@ -1,14 +1,59 @@
-"""The option for a store of notifications: a file, or the address of a PostgreSQL database."""
+"""Stores of notifications: the option that names one, and the commands `outcomes` and `erase`."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
-from sampling_async import InvalidRequestError
-from sampling_async._cli._options import option
-from sampling_async.notifications import PostgresStore, SqlStore
+import anyio
+import typer
+from rich.text import Text
+
+from sampling_async import DecodeError, InvalidRequestError, Invite, InviteOutcome, Journal, from_json
+from sampling_async._cli import _rendering as show
+from sampling_async._cli._options import argument, flag, option, takes
+from sampling_async._cli._tally import DONE, INCOMPLETE
+from sampling_async._contract.checks import count_of
+from sampling_async._private_files import written_whole
+from sampling_async.notifications import OutcomeLedger, PostgresStore, SqlStore, SurveyEnding, erase_member
 from sampling_async.notifications._stores import sql_store_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from sampling_async.notifications import OutcomeRow, QuotaFunnel
+
+_AT_ONCE: Final = 5_000
+# Where a file of SQLite says whose it is.
+_HEADER: Final = 100
+_APPLICATION: Final = slice(68, 72)
+_ROW: Final = (
+    "member_code survey_id wave_id quota_id ending revenue reason invited_at entered_at ended_at fact_id "
+    "is_auto_routed"
+)
+_FUNNEL: Final = (
+    "survey_id wave_id quota_id invited entered completed terminated reasons open uninvited corrected "
+    "reconciled revenue"
+)
+_ENTERED: Final = ("Entered", 4)
+_COLUMNS: Final = (
+    ("Survey", 5),
+    ("Wave", 6),
+    ("Quota", 0),
+    ("Invited", 0),
+    _ENTERED,
+    ("Completed", 0),
+    ("Terminated", 1),
+    ("Open", 2),
+    ("Uninvited", 3),
+    ("Revenue", 0),
+)
 
 STORE: TypeAlias = Annotated[
     str,
@@ -39,3 +84,213 @@ def existing_store(address: str) -> SqlStore:
     if is_new(address):
         raise InvalidRequestError(f"{address}: no such store; `notifications serve --store FILE` makes one")
     return store_at(address)
+
+
+# --- What became of invites
+
+
+@takes(json="JSON lines, on a terminal too.", csv=True, quiet=True)
+def outcomes(
+    *,
+    store: STORE,
+    invites: Annotated[
+        list[Path] | None,
+        option(
+            "FILE",
+            "Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, a journal, or the"
+            " ledger of a campaign.",
+        ),
+    ] = None,
+    rows: Annotated[bool, flag("Each invite with its end, instead of quotas.", "--rows")] = False,
+    overdue: Annotated[
+        float | None,
+        option(
+            "HOURS", "Only invites without an end after so many hours; exit code 1 if there are any.", min=0
+        ),
+    ] = None,
+    uninvited: Annotated[
+        bool, flag("Only completes without an invite; exit code 1 if there are any.", "--uninvited")
+    ] = False,
+    output: Annotated[Path | None, option("FILE", "Write all rows to a Parquet file.")] = None,
+) -> None:
+    """Show what became of invites: a funnel by quota, and the revenue.
+
+    Invites are joined with the completions, terminates and reconciliations of
+    a store. Invites from a file get the time of the file.
+    """
+    if output is not None and show.wanted.csv:
+        raise InvalidRequestError("--output writes a Parquet file, --csv to stdout: give one of them")
+    if invites and is_new(store):
+        show.note(f"{store} is a new store: it has no notifications yet")
+    ledger = OutcomeLedger(store_at(store))
+    for file in invites or ():
+        count = _record(ledger, file)
+        show.note(f"New invites from {file}: {count:,}")
+    existing_store(store)
+    if output is not None:
+        table = ledger.read_arrow()
+        with written_whole(output) as unfinished:
+            # The table has needed the extra already.
+            import_module("pyarrow.parquet").write_table(table, unfinished)
+        show.note(f"Rows written to {output}: {table.num_rows:,}")
+        return
+    if rows or uninvited or overdue is not None:
+        if uninvited:
+            found = anyio.run(ledger.uninvited)
+        else:
+            found = list(ledger.read_rows()) if overdue is None else anyio.run(ledger.overdue, overdue)
+        _show_rows(found)
+        raise typer.Exit(INCOMPLETE if found and not rows else DONE)
+    _show_funnel(ledger.read_funnel())
+
+
+def _record(ledger: OutcomeLedger, file: Path) -> int:
+    at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+
+    async def record() -> int:
+        batch, count = list[InviteOutcome](), 0
+        async for outcome in _outcomes_in(file):
+            batch.append(outcome)
+            if len(batch) == _AT_ONCE:
+                count += await ledger.invited(batch, at=at)
+                batch = []
+        return count + await ledger.invited(batch, at=at)
+
+    return anyio.run(record)
+
+
+async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
+    with file.open("rb") as lines:
+        start = lines.read(_HEADER)
+        if start.startswith(b"SQLite format 3"):
+            async for outcome in _outcomes_in_database(file, start[_APPLICATION]):
+                yield outcome
+            return
+        lines.seek(0)
+        for number, line in enumerate(lines, 1):
+            try:
+                fields = json.loads(line)
+                if fields["Invite"] is None:
+                    continue
+                invite = from_json(Invite, json.dumps(fields["Invite"]))
+                yield InviteOutcome(
+                    member_code=str(fields["MemberCode"]),
+                    quota_id=int(fields["QuotaID"]),
+                    status="invited",
+                    invite=invite,
+                )
+            except (ValueError, KeyError, TypeError, DecodeError):
+                raise InvalidRequestError(
+                    f"{file}, line {number}: no outcome as `fan-out` or `bulk-invite` writes it; of a campaign,"
+                    " give its ledger"
+                ) from None
+
+
+def _outcomes_in_database(file: Path, application: bytes) -> AsyncIterator[InviteOutcome]:
+    if application != b"SANC":
+        return Journal(file).outcomes()
+    # Needs the extra `panel`.
+    from sampling_async.campaign import Campaign  # noqa: PLC0415
+
+    return Campaign(None, ledger=file).invites()
+
+
+def _show_rows(rows: Sequence[OutcomeRow]) -> None:
+    if show.as_lines():
+        show.emit_rows(rows, _ROW)
+        return
+    if not rows:
+        show.screen().print(Text("None.", "dim"))
+        return
+    table = show.new_table("Member", "Survey", "Quota", "Ending", "Reason", "Revenue", right=["Revenue"])
+    for row in rows:
+        quota = "" if row.quota_id is None else str(row.quota_id)
+        ending = row.ending if row.invited_at else f"{row.ending}, no invite"
+        cells = (str(row.survey_id), quota, ending, show.plain(row.reason), f"{row.revenue:,.2f}")
+        table.add_row(show.plain(row.member_code), *cells)
+    show.screen().print(table)
+
+
+def _show_funnel(funnel: list[QuotaFunnel]) -> None:
+    if show.as_lines():
+        show.emit_rows(funnel, _FUNNEL)
+        return
+    screen = show.screen()
+    # Entries are known only if somebody recorded them; else a column of zeros would say that nobody entered.
+    has_entries = any(row.entered for row in funnel)
+    cells = [
+        (
+            str(row.survey_id),
+            str(row.wave_id),
+            "" if row.quota_id is None else str(row.quota_id),
+            f"{row.invited:,}",
+            *([f"{row.entered:,}"] if has_entries else []),
+            *(f"{count:,}" for count in (row.completed, row.terminated, row.open, row.uninvited)),
+            f"{row.revenue:,.2f}",
+        )
+        for row in funnel
+    ]
+    columns = [column for column in _COLUMNS if has_entries or column != _ENTERED]
+    screen.print(show.fitting_table(cells, columns, screen.width))
+    total = sum((row.revenue for row in funnel), Decimal(0))
+    reasons = sum((Counter(row.reasons) for row in funnel), Counter[str]())
+    text = f"{sum(row.invited for row in funnel):,} invited, {sum(row.completed for row in funnel):,} completed"
+    screen.print(Text(f"\n{text}, revenue {total:,.2f}", style="bold"))
+    if taken_back := sum(row.reconciled for row in funnel):
+        screen.print(Text(f"  {taken_back:,}  {SurveyEnding.RECONCILED}: revenue was taken back"))
+    for reason, count in reasons.most_common():
+        screen.print(
+            Text(f"  {count:,}  ").append_text(
+                show.plain(f"{SurveyEnding.TERMINATED}: {reason or 'no reason'}")
+            )
+        )
+
+
+# --- A member is erased
+
+
+@takes(quiet=True)
+def erase(
+    member: Annotated[str, argument("MEMBER", "The member code; - to read it from stdin.")],
+    *,
+    store: Annotated[
+        list[str] | None,
+        option("FILE|ADDRESS", "A store of notifications, outcomes and links; may be given again.", "--store"),
+    ] = None,
+    ledger: Annotated[
+        list[Path] | None, option("FILE", "The ledger of a campaign; may be given again.", "--ledger")
+    ] = None,
+    journal: Annotated[
+        list[Path] | None, option("FILE", "The journal of a fan-out; may be given again.", "--journal")
+    ] = None,
+) -> None:
+    """Erase a member from stores of notifications, ledgers of campaigns, journals.
+
+    Revenue, dates and IDs stay, under a code that nobody has. Exit code 1
+    says that a notification which was not understood may name the member.
+    """
+    if not (store or ledger or journal):
+        raise InvalidRequestError("name what to erase the member from: --store, --ledger, --journal")
+    code = sys.stdin.readline().rstrip("\n") if member == "-" else member
+    if not code:
+        raise InvalidRequestError("the member code is empty")
+    is_unclear = False
+    for address in store or ():
+        opened = existing_store(address)
+        erased = erase_member(opened, code)
+        show.note(
+            f"{opened!r}: {count_of(erased.facts, 'fact')} ({erased.unhandled:,} were not handled),"
+            f" {count_of(erased.invites, 'invite')}, {count_of(erased.links, 'link')},"
+            f" {count_of(erased.receipts, 'receipt')}"
+        )
+        if erased.unclear:
+            is_unclear = True
+            typer.echo(f"not understood, look at them: facts {', '.join(map(str, erased.unclear))}", err=True)
+    for path in ledger or ():
+        # Needs the extra `panel`.
+        from sampling_async.campaign import erase_from_ledger  # noqa: PLC0415
+
+        show.note(f"{path}: {'erased' if erase_from_ledger(path, code) else 'no such member'}")
+    for path in journal or ():
+        show.note(f"{path}: {count_of(anyio.run(Journal(path).erase, code), 'note')} of requests and responses")
+    raise typer.Exit(INCOMPLETE if is_unclear else DONE)

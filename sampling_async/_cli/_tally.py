@@ -16,7 +16,7 @@ from sampling_async import (
     SamplingError,
     ServiceError,
 )
-from sampling_async._cli._process import INTERRUPTED as INTERRUPTED  # noqa: PLC0414  with the others here
+from sampling_async._cli._signals import INTERRUPTED, TERMINATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,20 @@ if TYPE_CHECKING:
 STATUSES: Final[tuple[OutcomeStatus, ...]] = get_args(OutcomeStatus)
 
 DONE, INCOMPLETE, USAGE, REFUSED, FAILED, IN_USE, CAPPED, FAULTY = 0, 1, 2, 3, 4, 5, 6, 70
-"""The exit codes; see the docstring of the package."""
+EXIT_CODES: Final = {
+    DONE: "all done",
+    INCOMPLETE: "incomplete: some quota IDs not sent or unknown, nothing found, a check of `doctor` failed, "
+    "or the reader of the output ended",
+    USAGE: "usage",
+    REFUSED: "the service refused (4xx)",
+    FAILED: "transport or server failure (3 and 4 also if no quota ID was answered)",
+    IN_USE: "a ledger or journal is in use by another run",
+    CAPPED: "a campaign has reached its cap",
+    FAULTY: "a fault of this program",
+    INTERRUPTED: "interrupted (Ctrl-C)",
+    TERMINATED: "terminated (SIGTERM)",
+}
+"""The exit codes, as the help has them. The docstring of the package says more about each."""
 
 _ANSWERED: Final = frozenset({"invited", "rejected"})
 _KEPT_FAILURES: Final = 20

@@ -18,8 +18,9 @@ from rich.text import Text
 from sampling_async import InvalidRequestError, __version__
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import fail
-from sampling_async._cli._options import argument, flag, option
-from sampling_async._cli._tally import DONE, INCOMPLETE, INTERRUPTED, USAGE
+from sampling_async._cli._options import argument, flag, option, takes
+from sampling_async._cli._signals import INTERRUPTED
+from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,12 +44,12 @@ _LATENCY_COLUMNS: Final = (
 )
 
 
+@takes(json="Print a line of JSON for each look, on a terminal too.")
 def top(
     path: Annotated[Path, argument("SOCKET", "The socket that the process serves.")],
     every: Annotated[float, option("SECONDS", "Seconds between two looks.", "--every", min=0.1)] = 1.0,
     *,
     once: Annotated[bool, flag("Look once, and end.", "--once")] = False,
-    as_json: Annotated[bool, flag("Print a line of JSON for each look, on a terminal too.", "--json")] = False,
 ) -> None:
     """Show what a running client does: limits, waiting requests, latency, connections.
 
@@ -61,7 +62,7 @@ def top(
     looks = _looks(path, every, is_once=once)
     first = next(looks)
     try:
-        if show.as_lines(as_json):
+        if show.as_lines():
             for state in chain([first], looks):
                 show.emit_json(state)
         else:

@@ -12,7 +12,7 @@ from cli_kit import lines, on_terminal, run, served_panel
 from test_inventory_page import text_of
 
 from sampling_async import InvalidRequestError, Price, to_json
-from sampling_async._cli._currencies import read_rates
+from sampling_async._cli._files import read_rates
 from sampling_async.campaign._inventory_page import inventory_page
 
 SEVERAL = "the prices are in several currencies (1, 9)"

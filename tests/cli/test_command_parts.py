@@ -16,8 +16,9 @@ from notifications_kit import SECRET, post
 from rich.console import Console
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
-from sampling_async._cli import _campaign_run, _campaign_view, _rendering, _sources
-from sampling_async._cli._campaign_options import SavedOptions, Settings
+from sampling_async._cli import _campaign_live, _sources
+from sampling_async._cli._bulk_run import progress_text
+from sampling_async._cli._campaign import DEFAULTS, Settings
 from sampling_async._cli._help import EXAMPLES
 from sampling_async._cli._tally import Tally
 from sampling_async.campaign import Limits, Pairs
@@ -32,13 +33,17 @@ def written(requests) -> str:
 # --- Quota IDs
 
 
+def ids_of_member():
+    return _sources.Lines("ids", _sources.QuotaIDs("m"))
+
+
 def test_ids_split_between_blocks_are_joined():
     class Drip(io.BytesIO):
         def read(self, size=-1):
             return super().read(min(size, 3))
 
     async def read():
-        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), _sources.QuotaIDs("ids", "m"))
+        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), ids_of_member())
         return [each async for each in source]
 
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
@@ -50,14 +55,14 @@ def test_no_id_is_cut_in_two_whatever_divides_the_words(separator):
     asked = list(range(1_100_000, 1_100_040))
     text = separator.join(map(str, asked)).encode()
     for size in (20, 24, 31, 64):
-        parser = _sources.QuotaIDs("ids", "m")
+        parser = ids_of_member()
         found = [each for at in range(0, len(text), size) for each in parser.feed(text[at : at + size])]
         assert [*found, *parser.end()] == asked
 
 
 def test_endless_text_is_not_kept_in_memory():
     async def read():
-        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), _sources.QuotaIDs("ids", "m"))
+        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), ids_of_member())
         return [each async for each in source]
 
     with pytest.raises(InvalidRequestError):
@@ -79,7 +84,7 @@ def test_the_quota_ids_of_a_file_are_counted_first(tmp_path):
 
 def test_input_in_the_encoding_of_powershell_is_reported():
     with pytest.raises(InvalidRequestError, match=r"line 1: not JSON.*UTF-16, as PowerShell writes it"):
-        list(_sources.RequestLines("r").feed(written([("m", [1])]).encode("utf-16")))
+        list(_sources.Lines("r", _sources.requests_in).feed(written([("m", [1])]).encode("utf-16")))
 
 
 @pytest.mark.parametrize("size", [1, 7, 65_536])
@@ -92,14 +97,15 @@ def test_lines_split_between_blocks_are_joined(size):
             return super().read(min(most, size))
 
     async def read():
-        return [each async for each in _sources.Items(lambda: Drip(text), _sources.RequestLines("x"))]
+        source = _sources.Items(lambda: Drip(text), _sources.Lines("x", _sources.requests_in))
+        return [each async for each in source]
 
     assert anyio.run(read) == [InviteRequest(code, ids) for code, ids in requests]
 
 
 def test_an_endless_line_is_not_kept_in_memory(monkeypatch):
     monkeypatch.setattr(_sources, "_LONGEST", 1000)
-    parser = _sources.RequestLines("endless")
+    parser = _sources.Lines("endless", _sources.requests_in)
     with pytest.raises(InvalidRequestError, match="endless, line 2: a line of more than 1,000 bytes"):
         list(parser.feed(b"\n" + b"x" * 2000))
 
@@ -108,15 +114,14 @@ def test_an_endless_line_is_not_kept_in_memory(monkeypatch):
 
 
 def test_the_progress_of_a_file_has_a_total_and_the_time_left():
-    told = _rendering.with_total(Progress(50, 40, 0, None, None, 20.0), 140)
-    assert _rendering.progress_text(told) == "40/140  20/s  0:00:05 left"
-    assert _rendering.with_total(Progress(1, 1, 0, None, None, None), None).total is None
-    assert _rendering.with_total(Progress(1, 1, 0, 7, 3.0, 2.0), 9).total == 7
+    assert progress_text(Progress(50, 40, 0, None, None, 20.0), 140) == "40/140  20/s  0:00:05 left"
+    assert progress_text(Progress(1, 1, 0, None, None, None), None) == "1"
+    assert progress_text(Progress(1, 1, 0, 7, 3.0, 2.0), 7) == "1/7  2/s  0:00:03 left"
 
 
 def test_in_an_outage_the_progress_says_how_long_it_still_waits():
     told = Progress(50, 40, 0, 140, 5.0, 20.0, patience_left=90.0)
-    assert _rendering.progress_text(told) == "40/140  the service is away; waiting up to 0:01:30 for it"
+    assert progress_text(told, 140) == "40/140  the service is away; waiting up to 0:01:30 for it"
 
 
 def test_the_rate_is_of_what_was_answered():
@@ -142,7 +147,7 @@ async def test_what_a_store_of_notifications_is_said_to_be_closed_counts_at_once
     # As `notifications serve` has it open in another process.
     async with Inbox(tmp_path / "store.db", secrets=SECRET) as inbox, simulator.client() as client:
         settings = Settings(watch=600.0, notifications=tmp_path / "store.db")
-        async with _campaign_run.following(client, settings) as live:
+        async with _campaign_live.following(client, settings) as live:
             quota_id = survey.quotas[0].quota_id
             assert live.is_open(quota_id)
             told = {"SurveyID": survey.survey_id, "WaveId": survey.wave_id, "Status": "Closed"}
@@ -155,16 +160,14 @@ async def test_what_a_store_of_notifications_is_said_to_be_closed_counts_at_once
 
 
 def test_a_ledger_that_another_program_made_has_the_defaults():
-    assert SavedOptions.from_json(None) == SavedOptions()
-    kept = SavedOptions(
-        panel="p", settings=Settings(column=["1=a"], bands=Path("/b")).over(SavedOptions().settings)
-    )
-    assert SavedOptions.from_json(kept.to_json()) == kept
+    assert Settings.from_json(None) == DEFAULTS
+    kept = Settings(panel="p", column=["1=a"], bands=Path("/b")).over(DEFAULTS)
+    assert Settings.from_json(kept.to_json()) == kept
 
 
 def test_the_time_left_ends_at_the_cap(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(_campaign_view.time, "monotonic", lambda: now)
+    monkeypatch.setattr(_campaign_live.time, "monotonic", lambda: now)
     run = SimpleNamespace(
         pairs=Pairs(planned=1000, pending=1000),
         limits=Limits(max_invites=100),
@@ -175,7 +178,7 @@ def test_the_time_left_ends_at_the_cap(monkeypatch):
         expected_value=0.0,
     )
     client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
-    metrics = _campaign_view.RunMetrics(run, client)
+    metrics = _campaign_live.RunMetrics(run, client)
     now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
     metrics.measure()
     assert metrics.seconds_left == 80 / (19 / 2)
@@ -212,7 +215,7 @@ def metrics_of(state="rate", seconds_left=3700.2):
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(_campaign_view.figures_view(metrics_of()))
+    console.print(_campaign_live.figures_view(metrics_of()))
     shown = console.file.getvalue()
     assert len(shown.splitlines()) == 4 + 5
     assert all(len(line) <= width for line in shown.splitlines())
@@ -220,7 +223,7 @@ def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
     if width >= 60:
         assert "5,234,570/10,000,000 pairs  52%" in shown
         assert "1:01:41 left" in shown
-    waiting = _campaign_view.figures_json(metrics_of("paused", None))
+    waiting = _campaign_live.figures_json(metrics_of("paused", None))
     assert waiting["SecondsLeft"] is None
     assert waiting["Refusals"][0] == {"ResultCode": 28, "Result": "QUOTA_FULL", "Pairs": 500_000}
 

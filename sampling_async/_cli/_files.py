@@ -1,19 +1,22 @@
-"""The file of `--currency-rates`: what one unit of each currency is worth, and what it is called."""
+"""Files that options name: where they may be, currency rates, age bands."""
 
 from __future__ import annotations
 
 import csv
 import json
+from operator import index
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async import CurrencyRates, InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+# The ending of a file of age bands beside a panel: `panel.bands.json` beside `panel.parquet`.
+BANDS_SUFFIX: Final = ".bands.json"
 _FORMS: Final = '{"1": 1, "9": {"rate": 0.0064, "name": "JPY"}}, or lines such as 9,0.0064,JPY'
-HELP: Final = (
+RATES_HELP: Final = (
     "A JSON or CSV file with the worth of one unit of each currency, and optionally its name: "
     f"{_FORMS}. Needed to compare prices in several currencies."
 )
@@ -62,3 +65,30 @@ def _of_csv(text: str) -> Iterator[tuple[str, Any, Any]]:
     for row in rows[1:] if rows and not rows[0][0].strip().isdecimal() else rows:
         currency, rate, *rest = (cell.strip() for cell in row)
         yield currency, rate, rest[0] if rest else None
+
+
+def bands_file(panel: Path) -> Path:
+    return panel.with_name(panel.stem + BANDS_SUFFIX) if panel.name else Path(BANDS_SUFFIX)
+
+
+def check_place(option: str, output: Path) -> None:
+    if output.is_dir():
+        raise InvalidRequestError(f"{option} {output} is a folder")
+    if not output.absolute().parent.is_dir():
+        raise InvalidRequestError(f"{option} {output}: the folder does not exist")
+
+
+def read_bands(file: Path) -> dict[int, tuple[int, int]]:
+    try:
+        read: Any = json.loads(file.read_bytes())
+    except OSError as exc:
+        raise InvalidRequestError(f"{file}: {exc.strerror}") from None
+    except (ValueError, RecursionError):
+        read = None
+    try:
+        return {int(id_): (index(first), index(last)) for id_, (first, last) in read.items()}
+    except (ValueError, OverflowError, TypeError, AttributeError):
+        raise InvalidRequestError(
+            f"{file}: age bands must be a JSON object of answer IDs, each with first and last year, "
+            '{"2006352": [18, 24]}'
+        ) from None
