@@ -182,7 +182,9 @@ def docs(session: nox.Session) -> None:
 def package(session: nox.Session) -> None:
     """Build the archives, check them as an index does, and install the wheel without anything else."""
     install(session, "package")
-    session.run("python", "-W", "error", "-m", "pytest", "tests/project/test_package.py", "-rs", *session.posargs)
+    session.run(
+        "python", "-W", "error", "-m", "pytest", "tests/project/test_package.py", "-rs", *session.posargs
+    )
 
 
 @nox.session
