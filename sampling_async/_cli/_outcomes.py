@@ -23,7 +23,7 @@ from sampling_async._private_files import written_whole
 from sampling_async.notifications import OutcomeLedger, SurveyEnding
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from sampling_async.notifications import OutcomeRow, QuotaFunnel
 
@@ -82,7 +82,8 @@ def outcomes(
     """Show what became of invites: a funnel by quota, and the revenue.
 
     Invites are joined with the completions, terminates and reconciliations of
-    a store. Invites from a file get the time of the file.
+    a store. Invites from a file get the time of the file. Revenue is in the
+    currency of its survey, which no notification names.
     """
     if output is not None and show.is_csv():
         raise InvalidRequestError("--output writes a Parquet file, --csv to stdout: give one of them")
@@ -98,6 +99,7 @@ def outcomes(
         with written_whole(output) as unfinished:
             # The table has needed the extra already.
             import_module("pyarrow.parquet").write_table(table, unfinished)
+        _tell_of_currencies(table.column("survey_id").unique().to_pylist())
         show.note(f"Rows written to {output}: {table.num_rows:,}")
         return
     if rows or uninvited or overdue is not None:
@@ -161,7 +163,17 @@ def _outcomes_in_database(file: Path, application: bytes) -> AsyncIterator[Invit
     return Campaign(None, ledger=file).invites()
 
 
+def _tell_of_currencies(survey_ids: Iterable[int]) -> None:
+    """Say that amounts of several surveys may not add; no notification has a currency."""
+    if len({*survey_ids}) > 1:
+        show.note(
+            "Revenue is in the currency of each survey's price. Notifications name no currency, so add only"
+            " surveys that pay in the same one; `campaign report` has the sum of each currency"
+        )
+
+
 def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
+    _tell_of_currencies(row.survey_id for row in rows if row.revenue)
     if show.as_lines(as_json):
         for row in rows:
             show.emit_json(show.fields_of(row, _ROW))
@@ -180,6 +192,8 @@ def _show_rows(rows: Sequence[OutcomeRow], *, as_json: bool) -> None:
 
 
 def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
+    paid = {row.survey_id for row in funnel if row.revenue}
+    _tell_of_currencies(paid)
     if show.as_lines(as_json):
         for row in funnel:
             show.emit_json(show.fields_of(row, _FUNNEL))
@@ -205,7 +219,8 @@ def _show_funnel(funnel: list[QuotaFunnel], *, as_json: bool) -> None:
     total = sum((row.revenue for row in funnel), Decimal(0))
     reasons = sum((Counter(row.reasons) for row in funnel), Counter[str]())
     text = f"{sum(row.invited for row in funnel):,} invited, {sum(row.completed for row in funnel):,} completed"
-    screen.print(Text(f"\n{text}, revenue {total:,.2f}", style="bold"))
+    condition = ", if all surveys pay in one currency" if len(paid) > 1 else ""
+    screen.print(Text(f"\n{text}, revenue {total:,.2f}{condition}", style="bold"))
     if taken_back := sum(row.reconciled for row in funnel):
         screen.print(Text(f"  {taken_back:,}  {SurveyEnding.RECONCILED}: revenue was taken back"))
     for reason, count in reasons.most_common():

@@ -140,8 +140,9 @@ class OutcomeRow:
         quota_id: The quota of the invite; without an invite, that of the notification, or None if it names
             none.
         ending: How it has ended.
-        revenue: What this row adds to the revenue, in units of the currency. A correction is the difference to
-            the revenue before, and a reconciliation is below 0, so that the sum of all rows is what is paid.
+        revenue: What this row adds to the revenue, in the currency of the survey's price, which no notification
+            names. A correction is the difference to the revenue before, and a reconciliation is below 0. So the
+            sum of all rows of a survey is what is paid.
         reason: The reason of a terminate or a reconciliation.
         invited_at: When the invite was recorded; None if there is no invite.
         entered_at: When the member was sent to the survey, if recorded.
@@ -181,7 +182,9 @@ class QuotaFunnel:
         uninvited: Completes without an invite.
         corrected: Corrections of the revenue.
         reconciled: Reconciliations, which take revenue back.
-        revenue: The sum of the revenue, corrections and reconciliations included, in units of the currency.
+        revenue: The sum of the revenue, corrections and reconciliations included, in the currency of the
+            survey's price. Do not add surveys with different currencies: the sum of each currency is in the
+            report of a campaign.
     """
 
     survey_id: int
