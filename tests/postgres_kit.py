@@ -30,7 +30,8 @@ postgres = host=127.0.0.1 port={server} user=sampling
 listen_addr = 127.0.0.1
 listen_port = {port}
 unix_socket_dir =
-auth_type = any
+auth_type = {auth}
+auth_file = {users}
 pool_mode = {mode}
 default_pool_size = 3
 """
@@ -130,13 +131,15 @@ class Cluster:
             return cursor.fetchall() if cursor.description else []
 
     @contextmanager
-    def pooler(self, mode: str) -> Iterator[str]:
-        """Run PgBouncer in front of it; gives its address."""
+    def pooler(self, mode: str, auth: str = "any") -> Iterator[str]:
+        """Run PgBouncer in front of it; gives its address, with the right password if `auth` asks for one."""
         program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
         if program is None:
             pytest.skip("pgbouncer is not installed (a Debian package)")
         port, config = free_port(), self.folder / "pgbouncer.ini"
-        config.write_text(_POOLER.format(port=port, server=self.port, mode=mode))
+        users = self.folder / "users.txt"
+        users.write_text('"sampling" "s3cret-word"\n')
+        config.write_text(_POOLER.format(port=port, server=self.port, mode=mode, auth=auth, users=users))
         user, group = self._user or (None, None)
         groups = None if user is None else []
         running = subprocess.Popen(

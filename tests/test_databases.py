@@ -98,6 +98,18 @@ def test_a_pooler_of_statements_is_refused_at_the_start(postgres):
     assert caught.value.permanent
 
 
+@pytest.mark.parametrize("auth", ["scram-sha-256", "md5"])
+def test_a_pooler_refuses_a_wrong_password_at_once(postgres, auth):
+    with postgres.pooler("transaction", auth) as dsn:
+        store = PostgresStore(f"{dsn}?schema=behind_{auth[:3]}")
+        assert put(store, "m-1") == ["new"]
+        store.close()
+        for wrong in ("sampling:wrong", "sampling", "ghost:s3cret-word"):
+            with pytest.raises(StoreError, match="cannot be opened") as caught:
+                PostgresStore(dsn.replace("sampling:s3cret-word", wrong)).open()
+            assert caught.value.permanent
+
+
 # --- Refusals, in any language
 
 
@@ -159,6 +171,8 @@ def test_a_refusal_is_told_from_a_server_that_is_away(german, address):
         ("FATAL:  la base de données « panel » n'existe pas", True),
         ("FATAL:  \u062f\u0627\u062f\u0647 «panel»", True),
         ("FATAL:  no such database: panel", True),  # PgBouncer
+        ("FATAL:  login rejected", True),  # PgBouncer, by its pg_hba file
+        ("FATAL:  server login has been failing, try again later", False),  # PgBouncer, of its server
         ("FATAL:  panels are away", False),
         ("could not translate panel", False),  # libpq
     ],

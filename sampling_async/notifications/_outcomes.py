@@ -93,12 +93,11 @@ def _enter(store: SqlStore, member_code: str, quota_id: int, at: float) -> bool:
 
 def _joined(store: SqlStore) -> Iterator[Mapping[str, Any]]:
     """Yield invites with their ends, then ends without an invite."""
-    with store.reading("cannot be read", is_long=True) as run:
-        for rows in store.in_parts(run, _JOINED):
-            names = [column[0] for column in rows.description]
-            for values in rows:
-                row = dict(zip(names, values, strict=True))
-                yield {**row, "member": json.loads(row["member"])}
+    for rows in store.in_parts(_JOINED):
+        names = [column[0] for column in rows.description]
+        for values in rows:
+            row = dict(zip(names, values, strict=True))
+            yield {**row, "member": json.loads(row["member"])}
 
 
 T = TypeVar("T")

@@ -83,9 +83,10 @@ class SqlStore(Store):
             writes: Whether they change something after all.
         """
 
-    def in_parts(self, run: Callable[..., Any], query: str) -> Iterator[Any]:
+    def in_parts(self, query: str) -> Iterator[Any]:
         """Yield cursors that together have the rows of a query, for a result that is too large for memory."""
-        yield run(query)
+        with self.reading("cannot be read", is_long=True) as run:
+            yield run(query)
 
     @abstractmethod
     def _receipt_numbers(self, count: int) -> Iterable[int]:
