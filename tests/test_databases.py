@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ import anyio
 import psycopg
 import pytest
 from notifications_kit import COMPLETION, encoded, entries_of
-from postgres_kit import Cluster, missing
+from postgres_kit import Cluster, german_server, missing
 
 from sampling_async import InvalidRequestError, InviteOutcome
 from sampling_async.frames import write_postgres
@@ -128,41 +127,30 @@ REFUSED = {
 }
 
 
+def is_refused(store) -> bool:
+    """Return whether the store is refused at once; else it counts as away, and an inbox answers 503."""
+    try:
+        store.open()
+    except StoreError as exc:
+        return exc.permanent
+    assert store._away
+    store.close()
+    return False
+
+
 @pytest.fixture(scope="module")
 def german():
-    """Start a server that speaks German where its messages are installed."""
     if reason := missing():
         pytest.skip(reason)
-    cluster = Cluster()
-    cluster.query("CREATE ROLE pw LOGIN PASSWORD 'right'")
-    lines = [f"host all {user} 127.0.0.1/32 scram-sha-256" for user in ("pw", "ghost")]
-    lines += [f"host all {user} 127.0.0.1/32 trust" for user in ("sampling", "who")]
-    (cluster.folder / "data" / "pg_hba.conf").write_text("\n".join(lines) + "\n")
-    made = [*("localedef", "-i", "de_DE", "-f", "UTF-8"), cluster.folder / "de_DE.UTF-8"]
-    with pytest.MonkeyPatch.context() as patch:
-        with suppress(FileNotFoundError, subprocess.CalledProcessError):
-            subprocess.run(made, check=True, capture_output=True)
-            with (cluster.folder / "data" / "postgresql.conf").open("a") as file:
-                file.write("lc_messages = 'de_DE.UTF-8'\n")
-            patch.setenv("LOCPATH", str(cluster.folder))
-        cluster.restart()
-    yield cluster
-    cluster.remove()
+    with german_server() as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("address", REFUSED)
 def test_a_refusal_is_told_from_a_server_that_is_away(german, address):
     """A connection that fails has no SQLSTATE, and the words are of the server's language."""
-    dsn = address.format(host=f"127.0.0.1:{german.port}")
-    store = PostgresStore(f"postgresql://{dsn}")
-    if REFUSED[address]:
-        with pytest.raises(StoreError) as caught:
-            store.open()
-        assert caught.value.permanent
-    else:
-        store.open()  # an inbox answers 503 meanwhile
-        assert store._away
-        store.close()
+    store = PostgresStore(f"postgresql://{address.format(host=f'127.0.0.1:{german.port}')}")
+    assert is_refused(store) is REFUSED[address]
 
 
 @pytest.mark.parametrize(
