@@ -65,7 +65,7 @@ FAST = [
         "mocks",
         "notifications_app",
         "notifications_bodies",
-        "notifications_testing",
+        "notifications_rules",
         "options",
         "panel_columns",
         "panel_outputs",

@@ -13,7 +13,8 @@ from sampling_async.notifications._entries import read_entries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sampling_async.notifications import Entry, Fact, HitResponse, Inbox, Kind, Receipt
+    from sampling_async.notifications import Fact, HitResponse, Inbox, Kind
+    from sampling_async.notifications._store import Entry, Receipt
 
 SECRET = "a-secret-of-the-tests"
 PEER = "198.51.100.7"

@@ -25,8 +25,6 @@ from sampling_async.notifications import (
     Kind,
     OutcomeLedger,
     PostgresStore,
-    Receipt,
-    Settled,
     SqliteStore,
     State,
     StoreConflictError,
@@ -38,8 +36,8 @@ from sampling_async.notifications import (
     kept_secrets,
 )
 from sampling_async.notifications._psycopg import LimitedConnection
-from sampling_async.notifications._store import in_transaction
-from sampling_async.notifications._stores import store_of
+from sampling_async.notifications._store import Receipt, Settled
+from sampling_async.notifications._stores import in_transaction, store_of
 
 pytestmark = pytest.mark.postgres
 WAIT = 30.0

@@ -16,11 +16,7 @@ from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encod
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
-    Backlog,
-    Hit,
     Kind,
-    Receipt,
-    Settled,
     SqliteStore,
     State,
     StoreError,
@@ -29,6 +25,7 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
+from sampling_async.notifications._store import Backlog, Hit, Receipt, Settled
 from sampling_async.notifications._stores import store_of
 
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}

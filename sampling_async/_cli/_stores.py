@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 from sampling_async import InvalidRequestError
 from sampling_async._cli._options import option
 from sampling_async.notifications import PostgresStore, SqlStore
-from sampling_async.notifications._stores import sql_store_of
+from sampling_async.notifications._stores import store_of
 
 STORE: TypeAlias = Annotated[
     str,
@@ -23,7 +23,7 @@ STORE: TypeAlias = Annotated[
 def store_at(address: str) -> SqlStore:
     """Return the store of a file or an address, not open."""
     try:
-        return sql_store_of(address)
+        return store_of(address)
     except ImportError as exc:
         raise InvalidRequestError(str(exc)) from None
 

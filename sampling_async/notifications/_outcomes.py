@@ -23,8 +23,7 @@ from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications._entries import member_key, member_text
 from sampling_async.notifications._rates import read_rates
-from sampling_async.notifications._store import run_once
-from sampling_async.notifications._stores import AnyStore, sql_store_of
+from sampling_async.notifications._stores import AnyStore, run_once, store_of
 from sampling_async.notifications._understanding import added, difference, of_hundredths
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ class OutcomeLedger:
     """
 
     def __init__(self, store: AnyStore, *, clock: Callable[[], float] = time.time) -> None:
-        self._store = sql_store_of(store)
+        self._store = store_of(store).copy()
         self._clock = clock
 
     async def invited(self, outcomes: Iterable[InviteOutcome], *, at: datetime | None = None) -> int:

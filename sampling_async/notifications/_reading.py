@@ -15,7 +15,8 @@ from sampling_async.notifications._records import Notification
 
 if TYPE_CHECKING:
     from sampling_async.notifications._records import Kind
-    from sampling_async.notifications._store import Fact, State, Store
+    from sampling_async.notifications._sql import SqlStore
+    from sampling_async.notifications._store import Fact, State
 
 N = TypeVar("N", bound=Notification)
 _PAGE: Final = 1_000
@@ -30,7 +31,12 @@ class FactStream(Generic[N]):
     # A class and not a generator: one that is left early would have to be closed by its reader.
 
     def __init__(
-        self, store: Store, kinds: list[Kind | None] | None, after: int, state: State | None, poll: float | None
+        self,
+        store: SqlStore,
+        kinds: list[Kind | None] | None,
+        after: int,
+        state: State | None,
+        poll: float | None,
     ) -> None:
         self._store = store
         self._kinds = kinds
