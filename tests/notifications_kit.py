@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sampling_async.notifications import Fact, HitResponse, Inbox, Kind
-    from sampling_async.notifications._store import Entry, Receipt
+    from sampling_async.notifications._facts import Entry, Receipt
 
 SECRET = "a-secret-of-the-tests"
 PEER = "198.51.100.7"

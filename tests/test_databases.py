@@ -16,8 +16,8 @@ from postgres_kit import Cluster, german_server, missing
 from sampling_async import InvalidRequestError, InviteOutcome
 from sampling_async.frames import write_postgres
 from sampling_async.notifications import Kind, OutcomeLedger, PostgresStore, StoreError
+from sampling_async.notifications._facts import Receipt
 from sampling_async.notifications._psycopg import LimitedConnection, failing
-from sampling_async.notifications._store import Receipt
 from sampling_async.notifications._stores import in_transaction
 
 pytestmark = pytest.mark.postgres

@@ -16,7 +16,7 @@ from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, p
 
 from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, State, erase_member
-from sampling_async.notifications._store import Settled
+from sampling_async.notifications._facts import Settled
 from sampling_async.notifications._stores import store_of
 
 CODE = "member-to-erase"

@@ -35,8 +35,8 @@ from sampling_async.notifications import (
     _psycopg,
     kept_secrets,
 )
+from sampling_async.notifications._facts import Receipt, Settled
 from sampling_async.notifications._psycopg import LimitedConnection
-from sampling_async.notifications._store import Receipt, Settled
 from sampling_async.notifications._stores import in_transaction, store_of
 
 pytestmark = pytest.mark.postgres

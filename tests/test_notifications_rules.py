@@ -10,7 +10,7 @@ import pytest
 from notifications_kit import encoded, entries_of
 
 from sampling_async.notifications import Kind, State, UnknownNotification, Validity
-from sampling_async.notifications._store import Hit, Receipt, Settled
+from sampling_async.notifications._facts import Hit, Receipt, Settled
 from sampling_async.notifications._stores import in_transaction, store_of
 
 if TYPE_CHECKING:

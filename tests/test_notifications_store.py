@@ -25,7 +25,7 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
-from sampling_async.notifications._store import Backlog, Hit, Receipt, Settled
+from sampling_async.notifications._facts import Backlog, Hit, Receipt, Settled
 from sampling_async.notifications._stores import store_of
 
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}

@@ -20,6 +20,13 @@ from __future__ import annotations
 from sampling_async.notifications._access import verify_redirect
 from sampling_async.notifications._app import HitResponse, NotificationsApp
 from sampling_async.notifications._erasing import ErasedMember, erase_member
+from sampling_async.notifications._facts import (
+    Fact,
+    State,
+    StoreConflictError,
+    StoreError,
+    Validity,
+)
 from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryLater
 from sampling_async.notifications._inbox import Inbox, kept_secrets, rotate_secrets
 from sampling_async.notifications._outcomes import OutcomeLedger, OutcomeRow, QuotaFunnel, SurveyEnding
@@ -39,13 +46,6 @@ from sampling_async.notifications._records import (
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._sqlite import SqliteStore
 from sampling_async.notifications._status import InboxStatus, KindStatus
-from sampling_async.notifications._store import (
-    Fact,
-    State,
-    StoreConflictError,
-    StoreError,
-    Validity,
-)
 
 __all__ = [
     "Completion",

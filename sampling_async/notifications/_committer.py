@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from sampling_async._pacing.loops import OneShotEvent
 from sampling_async._pacing.threads import call_soon_here
-from sampling_async.notifications._store import Hit, StoreError
+from sampling_async.notifications._facts import Hit, StoreError
 from sampling_async.notifications._stores import in_transaction
 
 if TYPE_CHECKING:

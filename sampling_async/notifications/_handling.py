@@ -30,9 +30,9 @@ from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import doubled
 from sampling_async._pacing.threads import call_soon_here
+from sampling_async.notifications._facts import Fact, Settled, State, StoreError
 from sampling_async.notifications._handlers import name_of
 from sampling_async.notifications._records import UnknownNotification
-from sampling_async.notifications._store import Fact, Settled, State, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

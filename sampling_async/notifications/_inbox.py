@@ -20,21 +20,21 @@ from sampling_async.notifications._app import Admission, Headers, HitResponse, N
 from sampling_async.notifications._bodies import MOST_BYTES, RefusedBodyError, is_compressed
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entries import read_entries
+from sampling_async.notifications._facts import Hit, Receipt, StoreError
 from sampling_async.notifications._handlers import Handlers, checked_records, kind_of
 from sampling_async.notifications._handling import HandlerPolicy, Handling
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import SETTINGS, Kind
 from sampling_async.notifications._status import InboxStatus, status_of
-from sampling_async.notifications._store import Hit, Receipt, StoreError
 from sampling_async.notifications._stores import AnyStore, run_once, store_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async._contract.checks import Text
+    from sampling_async.notifications._facts import State
     from sampling_async.notifications._records import Notification
     from sampling_async.notifications._sql import SqlStore
-    from sampling_async.notifications._store import State
 
 N = TypeVar("N", bound="Notification")
 H = TypeVar("H", bound=Callable[..., Any])

@@ -15,8 +15,8 @@ from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, text_of
 from sampling_async._contract.extras import install
 from sampling_async._contract.records import safe_repr
+from sampling_async.notifications._facts import StoreError
 from sampling_async.notifications._sql import SqlStore
-from sampling_async.notifications._store import StoreError
 from sampling_async.notifications._tables import FORM, make_tables, require_known
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import FloatDumper, Int8Dumper
 
-from sampling_async.notifications._store import StoreConflictError, StoreError
+from sampling_async.notifications._facts import StoreConflictError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence

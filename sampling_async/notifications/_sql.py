@@ -15,8 +15,8 @@ from attrs import evolve
 from sampling_async._contract.checks import moment_of
 from sampling_async._contract.records import INT64_MAX
 from sampling_async.notifications._entries import about_stand_in, in_its_wave, member_text, stand_in
+from sampling_async.notifications._facts import Backlog, Fact, Hit, Settled, State, Validity
 from sampling_async.notifications._records import Kind
-from sampling_async.notifications._store import Backlog, Fact, Hit, Settled, State, Validity
 from sampling_async.notifications._tables import (
     CLAIM,
     CLAIM_OF_KIND,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import datetime
 
+    from sampling_async.notifications._facts import Entry, Receipt
     from sampling_async.notifications._records import Notification
-    from sampling_async.notifications._store import Entry, Receipt
 
 _PAGE: Final = 1_000
 # One process at a time receives, so that facts get their IDs in the order in which they can be read: whoever

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import shown, text_of
+from sampling_async.notifications._facts import StoreConflictError
 from sampling_async.notifications._postgres import PostgresStore, is_dsn
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._sqlite import SqliteStore
-from sampling_async.notifications._store import StoreConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._entries import member_key, member_text
+from sampling_async.notifications._facts import Fact, State, StoreError, Validity
 from sampling_async.notifications._records import Kind, UnknownNotification
-from sampling_async.notifications._store import Fact, State, StoreError, Validity
 from sampling_async.notifications._understanding import FieldReader, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from sampling_async.notifications._facts import Entry, Hit, SurveyEnd
     from sampling_async.notifications._records import Notification
-    from sampling_async.notifications._store import Entry, Hit, SurveyEnd
 
 FORM: Final = 1
 """The form of the tables: a later version may have others."""
