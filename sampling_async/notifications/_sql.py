@@ -344,6 +344,12 @@ class SqlStore(ABC):
         *,
         only: Sequence[Kind | None] | None = None,
     ) -> Sequence[Fact[Notification]]:
+        """Lease facts that are due to a handler, at most one of each key, in the order of arrival.
+
+        At most `most` are leased to `owner`, a process, until `until`; then they are due again. `kinds` are
+        those with a handler; None stands for what was not understood. With `only`, facts of these kinds are
+        leased now; facts of the others still keep the order of their keys.
+        """
         # Facts superseded while being handled need no handler any more, once their lease is over.
         self.run(
             "UPDATE facts SET state = 'skipped', owner = NULL WHERE id IN (SELECT id FROM facts"
