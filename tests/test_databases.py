@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import anyio
 import psycopg
 import pytest
-from notifications_kit import COMPLETION, encoded, entries_of
+from notifications_kit import COMPLETION, encoded, received
 from postgres_kit import Cluster, german_server, missing
 
 from sampling_async import InvalidRequestError, InviteOutcome
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.postgres
 def put(store, name):
     store.open()
     hit = Receipt(Kind.COMPLETION, 1.0, encoded({**COMPLETION, "UniqueCode": name}), "", [], "peer")
-    return in_transaction(store, lambda opened: list(opened.receive(hit, entries_of(hit))))
+    return in_transaction(store, lambda opened: received(opened, hit))
 
 
 def outcome(code="m-1"):

@@ -92,7 +92,7 @@ class TestRules:
             several = [{**_COMPLETION, "UniqueCode": f"m-{number}"} for number in range(70)]
             assert _put(store, "completion", [*several, several[0]]) == [*["new"] * 70, "repeated"]
             with store.transaction():
-                assert list(store.receive(Receipt(Kind.COMPLETION, _DAY, b"?"), (), "refused")) == []
+                assert store.receive_all([Hit(Receipt(Kind.COMPLETION, _DAY, b"?"), (), "refused")]) == [[]]
             assert len(_facts(store)) == 70
 
     def test_the_key_of_a_fact_stays(self) -> None:
@@ -101,7 +101,7 @@ class TestRules:
         with _opened(self.new_store()) as store:
             receipt, entries = _read("completion", without_wave)
             with store.transaction():
-                store.receive(receipt, entries)
+                store.receive_all([Hit(receipt, entries)])
             for later in (without_wave, _COMPLETION, _CORRECTED, _TERMINATE):
                 _put(store, "terminate" if "Reason" in later else "completion", later)
             keys = [fact.key for fact in _facts(store)]
@@ -170,7 +170,7 @@ class TestRules:
                 assert len({fact.key for fact in _facts(store)}) == 2
 
     def test_hits_may_come_together(self) -> None:
-        """`receive_all` stores what `receive` stores one by one."""
+        """They become what they become one by one."""
         posted = [("terminate", _TERMINATE), ("completion", _COMPLETION), ("completion", _CORRECTED)]
         posted += [("completion", {**_COMPLETION, "UniqueCode": f"m-{number % 40}"}) for number in range(90)]
         posted += [("quota_status", _status(second)) for second in (5, 9, 7)]
@@ -182,7 +182,7 @@ class TestRules:
                     store.receive_all(hits)
                 else:
                     for hit in hits:
-                        store.receive(hit.receipt, hit.entries, hit.verdict)
+                        store.receive_all([hit])
             with _opened(store):
                 found.append([(fact.key, fact.receipts, fact.validity) for fact in _facts(store)])
         assert found[0] == found[1]
@@ -417,7 +417,7 @@ def _read(kind: str, fields: object, at: float = _DAY) -> tuple[Receipt, Sequenc
 
 
 def _receive(store: SqlStore, kind: str, fields: object, at: float = _DAY) -> list[str]:
-    return list(store.receive(*_read(kind, fields, at)))
+    return store.receive_all([Hit(*_read(kind, fields, at))])[0]
 
 
 def _put(store: SqlStore, kind: str, fields: object, at: float = _DAY) -> list[str]:

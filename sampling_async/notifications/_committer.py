@@ -54,7 +54,7 @@ class _Submission(Generic[T]):
     def run(self, store: SqlStore) -> None:
         operation = self.operation
         if isinstance(operation, Hit):
-            store.receive(operation.receipt, operation.entries, operation.verdict)
+            store.receive_all([operation])
         else:
             self.result = operation(store)
 

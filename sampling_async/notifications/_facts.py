@@ -122,7 +122,7 @@ class Entry:
 
 @frozen
 class Hit:
-    """One hit as it is stored: its receipt and its notifications. See `SqlStore.receive`."""
+    """One hit as it is stored. A refused hit has no entries; `verdict` says why it was refused."""
 
     receipt: Receipt
     entries: Sequence[Entry]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import datetime
 
-    from sampling_async.notifications._facts import Entry, Receipt
+    from sampling_async.notifications._facts import Entry
     from sampling_async.notifications._records import Notification
 
 _PAGE: Final = 1_000
@@ -162,24 +162,11 @@ class SqlStore(ABC):
 
     # --- What comes in
 
-    def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        """Store a hit and its notifications. A refused hit has none; `verdict` says why it was refused.
+    def receive_all(self, hits: Sequence[Hit]) -> list[list[str]]:
+        """Store hits with their notifications, in their order.
 
         Returns:
-            For each entry `new`, `repeated`, `differs`, `stale` or `overruled`.
-        """
-        self.lock(_RECEIVING)
-        erased = self._erased([entries])
-        (number,) = self._receipt_numbers(1)
-        verdicts = [self._join(number, receipt.at, entry, erased) for entry in entries]
-        hit = _without_codes(Hit(receipt, entries, verdict), erased)
-        self.insert(RECEIPTS, [receipt_row(number, hit, verdicts)])
-        return verdicts
-
-    def receive_all(self, hits: Sequence[Hit]) -> None:
-        """Store several hits, in their order, faster than one by one.
-
-        If it raises, the transaction is rolled back, and each hit comes to `receive` in a transaction alone.
+            For each entry of each hit `new`, `repeated`, `differs`, `stale` or `overruled`.
         """
         self.lock(_RECEIVING)
         # The event loop runs beside this thread only while the database works, and after each statement this
@@ -190,6 +177,7 @@ class SqlStore(ABC):
         seen: set[object] = set()
         fresh: list[tuple[object, ...]] = []
         receipts: list[tuple[object, ...]] = []
+        became: list[list[str]] = []
         numbers = self._receipt_numbers(len(hits))
         for number, hit, entries in zip(numbers, hits, subjects, strict=True):
             verdicts: list[str] = []
@@ -204,8 +192,10 @@ class SqlStore(ABC):
                     verdicts.append(self._join(number, hit.receipt.at, entry, erased))
                 seen.add(subject)
             receipts.append(receipt_row(number, _without_codes(hit, erased), verdicts))
+            became.append(verdicts)
         self.insert(FACTS, fresh)
         self.insert(RECEIPTS, receipts)
+        return became
 
     def _erased(self, entries: Iterable[Sequence[Entry]]) -> set[str]:
         """Return the codes of members that were erased. It is one statement if there was never any."""
