@@ -67,7 +67,6 @@ FAST = [
         "matching/test_panel_outputs",
         "notifications/test_notifications_app",
         "notifications/test_notifications_bodies",
-        "notifications/test_notifications_testing",
         "pacing/test_gate",
         "pacing/test_jobs",
         "profiles/test_profiles",

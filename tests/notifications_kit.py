@@ -9,11 +9,13 @@ from sampling_async import _following
 from sampling_async.notifications import _app, _handling
 from sampling_async.notifications._access import Signatures
 from sampling_async.notifications._entries import read_entries
+from sampling_async.notifications._facts import Hit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sampling_async.notifications import Entry, Fact, HitResponse, Inbox, Kind, Receipt
+    from sampling_async.notifications import Fact, HitResponse, Inbox, Kind, SqlStore
+    from sampling_async.notifications._facts import Entry, Receipt
 
 SECRET = "a-secret-of-the-tests"
 PEER = "198.51.100.7"
@@ -98,6 +100,11 @@ def pause_extra_place(monkeypatch: Any, seconds: float) -> None:
 def entries_of(hit: Receipt) -> Iterator[Entry]:
     """Read a body as an inbox does that checks no signatures."""
     return read_entries(hit, Signatures((), is_required=False))
+
+
+def received(store: SqlStore, hit: Receipt) -> list[str]:
+    """Store a hit inside a transaction, and return what became of its notifications."""
+    return store.receive_all([Hit(hit, list(entries_of(hit)))])[0]
 
 
 async def facts_of(inbox: Inbox) -> list[Fact[Any]]:

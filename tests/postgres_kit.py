@@ -30,7 +30,8 @@ postgres = host=127.0.0.1 port={server} user=sampling
 listen_addr = 127.0.0.1
 listen_port = {port}
 unix_socket_dir =
-auth_type = any
+auth_type = {auth}
+auth_file = {users}
 pool_mode = {mode}
 default_pool_size = 3
 """
@@ -63,6 +64,11 @@ def missing() -> str:
     if _is_root() and _other_user() is None:
         return "PostgreSQL does not run as root, and there is no user postgres or nobody"
     return ""
+
+
+def pooler_program() -> str | None:
+    """Return the path of PgBouncer; None if it is not installed."""
+    return shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
 
 
 def _is_root() -> bool:
@@ -130,13 +136,15 @@ class Cluster:
             return cursor.fetchall() if cursor.description else []
 
     @contextmanager
-    def pooler(self, mode: str) -> Iterator[str]:
-        """Run PgBouncer in front of it; gives its address."""
-        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    def pooler(self, mode: str, auth: str = "any") -> Iterator[str]:
+        """Run PgBouncer in front of it; gives its address, with the right password if `auth` asks for one."""
+        program = pooler_program()
         if program is None:
             pytest.skip("pgbouncer is not installed (a Debian package)")
         port, config = free_port(), self.folder / "pgbouncer.ini"
-        config.write_text(_POOLER.format(port=port, server=self.port, mode=mode))
+        users = self.folder / "users.txt"
+        users.write_text('"sampling" "s3cret-word"\n')
+        config.write_text(_POOLER.format(port=port, server=self.port, mode=mode, auth=auth, users=users))
         user, group = self._user or (None, None)
         groups = None if user is None else []
         running = subprocess.Popen(
@@ -173,3 +181,25 @@ class Cluster:
             )
         if done.returncode:
             raise RuntimeError(f"{program}: {errors.read_text()}")
+
+
+@contextmanager
+def german_server() -> Iterator[Cluster]:
+    """Run a server that asks some users for passwords, and speaks German where its messages are installed."""
+    cluster = Cluster()
+    cluster.query("CREATE ROLE pw LOGIN PASSWORD 'right'")
+    lines = [f"host all {user} 127.0.0.1/32 scram-sha-256" for user in ("pw", "ghost")]
+    lines += [f"host all {user} 127.0.0.1/32 trust" for user in ("sampling", "who")]
+    (cluster.folder / "data" / "pg_hba.conf").write_text("\n".join(lines) + "\n")
+    made = [*("localedef", "-i", "de_DE", "-f", "UTF-8"), cluster.folder / "de_DE.UTF-8"]
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(FileNotFoundError, subprocess.CalledProcessError):
+            subprocess.run(made, check=True, capture_output=True)
+            with (cluster.folder / "data" / "postgresql.conf").open("a") as file:
+                file.write("lc_messages = 'de_DE.UTF-8'\n")
+            patch.setenv("LOCPATH", str(cluster.folder))
+        cluster.restart()
+    try:
+        yield cluster
+    finally:
+        cluster.remove()

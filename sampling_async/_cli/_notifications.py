@@ -36,7 +36,7 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
-from sampling_async.notifications._store import run_once
+from sampling_async.notifications._stores import run_once
 from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:

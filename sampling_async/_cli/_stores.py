@@ -22,10 +22,10 @@ from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._contract.checks import count_of
 from sampling_async._private_files import written_whole
 from sampling_async.notifications import OutcomeLedger, PostgresStore, SqlStore, SurveyEnding, erase_member
-from sampling_async.notifications._stores import sql_store_of
+from sampling_async.notifications._stores import store_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from sampling_async.notifications import OutcomeRow, QuotaFunnel
 
@@ -68,7 +68,7 @@ STORE: TypeAlias = Annotated[
 def store_at(address: str) -> SqlStore:
     """Return the store of a file or an address, not open."""
     try:
-        return sql_store_of(address)
+        return store_of(address)
     except ImportError as exc:
         raise InvalidRequestError(str(exc)) from None
 
@@ -116,7 +116,8 @@ def outcomes(
     """Show what became of invites: a funnel by quota, and the revenue.
 
     Invites are joined with the completions, terminates and reconciliations of
-    a store. Invites from a file get the time of the file.
+    a store. Invites from a file get the time of the file. Revenue is in the
+    currency of its survey, which no notification names.
     """
     if output is not None and show.wanted.csv:
         raise InvalidRequestError("--output writes a Parquet file, --csv to stdout: give one of them")
@@ -132,6 +133,7 @@ def outcomes(
         with written_whole(output) as unfinished:
             # The table has needed the extra already.
             import_module("pyarrow.parquet").write_table(table, unfinished)
+        _tell_of_currencies(table.column("survey_id").unique().to_pylist())
         show.note(f"Rows written to {output}: {table.num_rows:,}")
         return
     if rows or uninvited or overdue is not None:
@@ -195,7 +197,17 @@ def _outcomes_in_database(file: Path, application: bytes) -> AsyncIterator[Invit
     return Campaign(None, ledger=file).invites()
 
 
+def _tell_of_currencies(survey_ids: Iterable[int]) -> None:
+    """Say that amounts of several surveys may not add; no notification has a currency."""
+    if len({*survey_ids}) > 1:
+        show.note(
+            "Revenue is in the currency of each survey's price. Notifications name no currency, so add only"
+            " surveys that pay in the same one; `campaign report` has the sum of each currency"
+        )
+
+
 def _show_rows(rows: Sequence[OutcomeRow]) -> None:
+    _tell_of_currencies(row.survey_id for row in rows if row.revenue)
     if show.as_lines():
         show.emit_rows(rows, _ROW)
         return
@@ -212,6 +224,8 @@ def _show_rows(rows: Sequence[OutcomeRow]) -> None:
 
 
 def _show_funnel(funnel: list[QuotaFunnel]) -> None:
+    paid = {row.survey_id for row in funnel if row.revenue}
+    _tell_of_currencies(paid)
     if show.as_lines():
         show.emit_rows(funnel, _FUNNEL)
         return
@@ -235,7 +249,8 @@ def _show_funnel(funnel: list[QuotaFunnel]) -> None:
     total = sum((row.revenue for row in funnel), Decimal(0))
     reasons = sum((Counter(row.reasons) for row in funnel), Counter[str]())
     text = f"{sum(row.invited for row in funnel):,} invited, {sum(row.completed for row in funnel):,} completed"
-    screen.print(Text(f"\n{text}, revenue {total:,.2f}", style="bold"))
+    condition = ", if all surveys pay in one currency" if len(paid) > 1 else ""
+    screen.print(Text(f"\n{text}, revenue {total:,.2f}{condition}", style="bold"))
     if taken_back := sum(row.reconciled for row in funnel):
         screen.print(Text(f"  {taken_back:,}  {SurveyEnding.RECONCILED}: revenue was taken back"))
     for reason, count in reasons.most_common():

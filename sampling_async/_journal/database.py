@@ -93,8 +93,10 @@ def failing(what: str, error: Callable[[str], Exception]) -> Generator[None]:
     """
     try:
         yield
-    except (sqlite3.Error, OSError) as exc:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else exc
+        if isinstance(exc, UnicodeDecodeError):  # SQLite quotes the damage, and Python cannot decode that
+            reason = "it is damaged"
         made = error(f"{what}: {reason}")
         if isinstance(made, JournalError):
             made.in_use = getattr(exc, "sqlite_errorcode", 0) & 0xFF in _BUSY

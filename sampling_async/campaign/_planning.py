@@ -300,7 +300,8 @@ def plan_of(ledger: CampaignLedger) -> Plan | None:
         return None
     facts = dict(ledger.read("SELECT name, value FROM facts"))
     limits = ledger.limits()
-    invites, sums = int(facts["invites"]), planned_sums(facts)
+    invites = int(facts["invites"])
+    sums = {int(each): amount for each, amount in json.loads(facts["values"]).items()}
     if limits.max_invites is not None:
         # Earlier plans of the ledger have used a part of the cap.
         left = max(0, limits.max_invites - int(facts["invited_before"]))
@@ -315,7 +316,7 @@ def plan_of(ledger: CampaignLedger) -> Plan | None:
         expected_invites=invites,
         expected_value=ledger.adding()(sums),
         currency_id=int(facts["currency"]) if facts["currency"].isdecimal() else None,
-        by_currency={} if facts.get("own_values") else sums,
+        by_currency={} if facts["own_values"] else sums,
         currency_rates=ledger.currency_rates(),
         number=ledger.plan,
         warnings=tuple(filter(None, facts["warnings"].split("\n"))),
@@ -329,12 +330,6 @@ def sums_by_currency(values: Iterable[tuple[PlannedQuota, float]]) -> dict[int, 
     for quota, value in values:
         add_to(sums, quota.currency or 0, value)
     return sums
-
-
-def planned_sums(facts: Mapping[str, str]) -> dict[int, float]:
-    if "values" not in facts:  # a plan of an earlier version has one number, whatever its currencies
-        return {int(facts["currency"] or 0): float(facts["value"])}
-    return {int(each): amount for each, amount in json.loads(facts["values"]).items()}
 
 
 def _cost(cost: Cost, survey: Survey, quota: Quota) -> float:

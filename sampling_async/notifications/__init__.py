@@ -20,6 +20,13 @@ from __future__ import annotations
 from sampling_async.notifications._access import verify_redirect
 from sampling_async.notifications._app import HitResponse, NotificationsApp
 from sampling_async.notifications._erasing import ErasedMember, erase_member
+from sampling_async.notifications._facts import (
+    Fact,
+    State,
+    StoreConflictError,
+    StoreError,
+    Validity,
+)
 from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryLater
 from sampling_async.notifications._inbox import Inbox, kept_secrets, rotate_secrets
 from sampling_async.notifications._outcomes import OutcomeLedger, OutcomeRow, QuotaFunnel, SurveyEnding
@@ -39,31 +46,14 @@ from sampling_async.notifications._records import (
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._sqlite import SqliteStore
 from sampling_async.notifications._status import InboxStatus, KindStatus
-from sampling_async.notifications._store import (
-    Backlog,
-    Entry,
-    Fact,
-    Hit,
-    Receipt,
-    Settled,
-    State,
-    Store,
-    StoreConflictError,
-    StoreError,
-    SurveyEnd,
-    Validity,
-)
 
 __all__ = [
-    "Backlog",
     "Completion",
-    "Entry",
     "ErasedMember",
     "Fact",
     "FactStream",
     "GiveUp",
     "HandlerPolicy",
-    "Hit",
     "HitResponse",
     "Inbox",
     "InboxStatus",
@@ -77,18 +67,14 @@ __all__ = [
     "PostgresStore",
     "QuotaFunnel",
     "QuotaStatus",
-    "Receipt",
     "Reconciliation",
     "RetryLater",
-    "Settled",
     "SqlStore",
     "SqliteStore",
     "State",
-    "Store",
     "StoreConflictError",
     "StoreError",
     "SurveyClosed",
-    "SurveyEnd",
     "SurveyEnding",
     "Terminate",
     "UnknownNotification",

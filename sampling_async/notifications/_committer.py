@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from sampling_async._pacing.loops import OneShotEvent
 from sampling_async._pacing.threads import call_soon_here
-from sampling_async.notifications._store import Hit, StoreError, in_transaction
+from sampling_async.notifications._facts import Hit, StoreError
+from sampling_async.notifications._stores import in_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sampling_async.notifications._store import Store
+    from sampling_async.notifications._sql import SqlStore
 
 T = TypeVar("T")
 Operation: TypeAlias = "Callable[[Any], T] | Hit"
@@ -50,10 +51,10 @@ class _Submission(Generic[T]):
         self.result: Any = None
         self.failure: BaseException | None = None
 
-    def run(self, store: Store) -> None:
+    def run(self, store: SqlStore) -> None:
         operation = self.operation
         if isinstance(operation, Hit):
-            store.receive(operation.receipt, operation.entries, operation.verdict)
+            store.receive_all([operation])
         else:
             self.result = operation(store)
 
@@ -76,7 +77,7 @@ class Committer:
     stored first, together; the other operations run one after the other.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SqlStore) -> None:
         self._store = store
         self._jobs: SimpleQueue[_Submission[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None

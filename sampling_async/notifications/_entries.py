@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve
 
 from sampling_async.notifications._bodies import NotUnderstoodError, read_fields
+from sampling_async.notifications._facts import Entry, SurveyEnd, fact_key
 from sampling_async.notifications._records import (
     Completion,
     InviteNotification,
@@ -23,15 +24,14 @@ from sampling_async.notifications._records import (
     SurveyClosed,
     Terminate,
 )
-from sampling_async.notifications._store import Entry, SurveyEnd, fact_key
 from sampling_async.notifications._understanding import TIMES, FieldReader, hundredths, kind_of_fields, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sampling_async.notifications._access import Signatures
+    from sampling_async.notifications._facts import Receipt
     from sampling_async.notifications._records import Fields, Kind, Notification
-    from sampling_async.notifications._store import Receipt
 
 _WAVES: Final = """
 SELECT key, wave FROM facts WHERE member = ? AND survey = ? AND wave > 0

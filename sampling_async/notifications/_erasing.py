@@ -18,8 +18,7 @@ from sampling_async.notifications._entries import (
     stand_in,
     without_code,
 )
-from sampling_async.notifications._store import run_once
-from sampling_async.notifications._stores import AnyStore, sql_store_of
+from sampling_async.notifications._stores import AnyStore, run_once, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +62,7 @@ def erase_member(store: AnyStore, member_code: Text) -> ErasedMember:
         InvalidRequestError: The store is neither SQLite nor PostgreSQL.
         StoreError: The store cannot be read or written.
     """
-    opened, code = sql_store_of(store), text_of(member_code)
+    opened, code = store_of(store).copy(), text_of(member_code)
     receipts = list(_receipts_of(opened, code))
     return run_once(opened, lambda it: _erased(it, code, receipts))
 

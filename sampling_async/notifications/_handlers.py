@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 from sampling_async import InvalidRequestError
+from sampling_async.notifications._facts import Fact
 from sampling_async.notifications._records import Notification, UnknownNotification
-from sampling_async.notifications._store import Fact
 
 if TYPE_CHECKING:
     from sampling_async.notifications._records import Kind

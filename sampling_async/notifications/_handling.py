@@ -30,9 +30,9 @@ from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import doubled
 from sampling_async._pacing.threads import call_soon_here
+from sampling_async.notifications._facts import Fact, Settled, State, StoreError
 from sampling_async.notifications._handlers import name_of
 from sampling_async.notifications._records import UnknownNotification
-from sampling_async.notifications._store import Fact, Settled, State, Store, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sampling_async.notifications._committer import Committer
     from sampling_async.notifications._handlers import Handler, Handlers
     from sampling_async.notifications._records import Kind, Notification
+    from sampling_async.notifications._sql import SqlStore
 
 _HIDDEN: Final = "<hidden>"
 _MOST_FRAMES: Final = 30
@@ -390,7 +391,7 @@ class Handling(BackgroundService):
             self._settle(*self._unsettled.popleft())
 
     def _submit(
-        self, operation: Callable[[Store], object], note: Callable[[Future[object]], None] | None = None
+        self, operation: Callable[[SqlStore], object], note: Callable[[Future[object]], None] | None = None
     ) -> None:
         try:
             future = self._committer.submit(operation)

@@ -20,21 +20,21 @@ from sampling_async.notifications._app import Admission, Headers, HitResponse, N
 from sampling_async.notifications._bodies import MOST_BYTES, RefusedBodyError, is_compressed
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entries import read_entries
+from sampling_async.notifications._facts import Hit, Receipt, StoreError
 from sampling_async.notifications._handlers import Handlers, checked_records, kind_of
 from sampling_async.notifications._handling import HandlerPolicy, Handling
 from sampling_async.notifications._reading import FactStream
 from sampling_async.notifications._records import SETTINGS, Kind
-from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._status import InboxStatus, status_of
-from sampling_async.notifications._store import Hit, Receipt, StoreError, run_once
-from sampling_async.notifications._stores import AnyStore, store_of
+from sampling_async.notifications._stores import AnyStore, run_once, store_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async._contract.checks import Text
+    from sampling_async.notifications._facts import State
     from sampling_async.notifications._records import Notification
-    from sampling_async.notifications._store import State, Store
+    from sampling_async.notifications._sql import SqlStore
 
 N = TypeVar("N", bound="Notification")
 H = TypeVar("H", bound=Callable[..., Any])
@@ -77,7 +77,7 @@ class Inbox:
     be entered again, in another event loop too, as `TestClient` does in each test.
 
     Args:
-        store: The path of a file, a `PostgresStore` or its address, or a `Store` that you have written.
+        store: The path of a file, a `SqliteStore`, a `PostgresStore`, or the address of a database.
         secrets: The secrets of the URLs, at least 16 characters each: one or several for all kinds, or a
             mapping from kinds. All of them are valid; `urls` shows the first. See `kept_secrets`.
         basic: Names and passwords of Basic auth, instead of secrets or in addition to them.
@@ -115,7 +115,7 @@ class Inbox:
         require_instance(require_signature, bool, "require_signature", "True or False")
         require_instance(handling, HandlerPolicy | None, "handling", "a HandlerPolicy")
         require_functions(clock=clock)
-        self.store: Final[Store] = store_of(store)
+        self.store: Final[SqlStore] = store_of(store)
         self._secrets, self._access, self._signatures = known
         self._handlers = Handlers()
         self._policy = handling or HandlerPolicy()
@@ -420,7 +420,7 @@ def rotate_secrets(store: AnyStore, *, keep: int = 2) -> Mapping[Kind, Sequence[
     """
     whole_number(keep, "keep")
 
-    def rotated(opened: Store) -> Mapping[Kind, Sequence[str]]:
+    def rotated(opened: SqlStore) -> Mapping[Kind, Sequence[str]]:
         opened.rotate(_fresh(), keep=keep)
         return opened.secrets({})
 
@@ -428,11 +428,10 @@ def rotate_secrets(store: AnyStore, *, keep: int = 2) -> Mapping[Kind, Sequence[
 
 
 def _with_store(
-    store: AnyStore, operation: Callable[[Store], Mapping[Kind, Sequence[str]]]
+    store: AnyStore, operation: Callable[[SqlStore], Mapping[Kind, Sequence[str]]]
 ) -> Mapping[Kind, Sequence[str]]:
     # Not the store that was passed, which an open inbox may be using.
-    made = store_of(store)
-    return run_once(made.copy() if isinstance(made, SqlStore) else made, operation)
+    return run_once(store_of(store).copy(), operation)
 
 
 def _fresh() -> dict[Kind, str]:

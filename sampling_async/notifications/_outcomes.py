@@ -21,10 +21,9 @@ from sampling_async._contract.checks import moment_of, number_from_0, text_of
 from sampling_async._contract.frames import ROWS, arrow, batch_of, stream_of, table_of, utc_times
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
+from sampling_async._protocol.rates import LearnedRates
 from sampling_async.notifications._entries import member_key, member_text
-from sampling_async.notifications._rates import read_rates
-from sampling_async.notifications._store import run_once
-from sampling_async.notifications._stores import AnyStore, sql_store_of
+from sampling_async.notifications._stores import AnyStore, run_once, store_of
 from sampling_async.notifications._understanding import added, difference, of_hundredths
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from sampling_async import InviteOutcome
     from sampling_async._contract.checks import Text
-    from sampling_async._protocol.rates import LearnedRates
     from sampling_async.notifications._sql import SqlStore
 
 _JOINED: Final = """
@@ -79,6 +77,23 @@ FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invi
 ORDER BY part, place, invite, is_taken, key, fact
 """
 
+# Wave 0 means that the service named none.
+_HAS: Final = """
+EXISTS (
+    SELECT 1 FROM facts AS f WHERE f.kind = '{kind}' AND f.standing = 'stands' AND f.corrects IS NULL
+    AND (f.key = i.key OR (
+        f.member = i.member AND i.survey = coalesce(f.origin, CASE f.wave WHEN 0 THEN f.survey END)
+    ))
+)
+"""
+# A complete that was taken back is none.
+_RATES: Final = f"""
+SELECT i.survey, i.quota, count(*),
+    sum(CASE WHEN {_HAS.format(kind="completion")} AND NOT {_HAS.format(kind="reconciliation")}
+        THEN 1 ELSE 0 END)
+FROM invites AS i WHERE {{at}} >= ? AND {{at}} < ? GROUP BY i.survey, i.quota
+"""  # noqa: S608  of constants
+
 
 def _add_invites(store: SqlStore, invites: Sequence[tuple[object, ...]]) -> int:
     """Store new invites (key, member, survey, wave, quota, time) and return how many are new."""
@@ -86,19 +101,33 @@ def _add_invites(store: SqlStore, invites: Sequence[tuple[object, ...]]) -> int:
     return store.insert(columns, invites, on_conflict="ON CONFLICT (key) DO NOTHING")
 
 
-def _enter(store: SqlStore, member_code: str, quota_id: int, at: float) -> bool:
+def note_entered(store: SqlStore, member_code: str, quota_id: int, at: float) -> bool:
+    """Note when a member was sent to a survey, the first time; return False if there is no such invite."""
     change = "UPDATE invites SET entered = coalesce(entered, ?) WHERE member = ? AND quota = ?"
     return bool(store.run(change, (at, member_text(member_code), quota_id)).rowcount)
 
 
 def _joined(store: SqlStore) -> Iterator[Mapping[str, Any]]:
     """Yield invites with their ends, then ends without an invite."""
+    for rows in store.in_parts(_JOINED):
+        names = [column[0] for column in rows.description]
+        for values in rows:
+            row = dict(zip(names, values, strict=True))
+            yield {**row, "member": json.loads(row["member"])}
+
+
+def read_rates(store: SqlStore, since: float, until: float, *, entered: bool) -> LearnedRates:
+    """Return the rates of invites that were made between two moments, or entered. It may block."""
+    at = "i.entered" if entered else "i.invited"
     with store.reading("cannot be read", is_long=True) as run:
-        for rows in store.in_parts(run, _JOINED):
-            names = [column[0] for column in rows.description]
-            for values in rows:
-                row = dict(zip(names, values, strict=True))
-                yield {**row, "member": json.loads(row["member"])}
+        rows = run(_RATES.format(at=at), (since, until)).fetchall()
+    surveys: dict[int, tuple[int, int]] = {}
+    quotas: dict[int, tuple[int, int]] = {}
+    for survey, quota, invites, completes in rows:
+        for counts, of in ((surveys, survey), (quotas, quota)):
+            before = counts.get(of, (0, 0))
+            counts[of] = before[0] + int(invites), before[1] + int(completes)
+    return LearnedRates(surveys=surveys, quotas=quotas)
 
 
 T = TypeVar("T")
@@ -140,8 +169,9 @@ class OutcomeRow:
         quota_id: The quota of the invite; without an invite, that of the notification, or None if it names
             none.
         ending: How it has ended.
-        revenue: What this row adds to the revenue, in units of the currency. A correction is the difference to
-            the revenue before, and a reconciliation is below 0, so that the sum of all rows is what is paid.
+        revenue: What this row adds to the revenue, in the currency of the survey's price, which no notification
+            names. A correction is the difference to the revenue before, and a reconciliation is below 0. So the
+            sum of all rows of a survey is what is paid.
         reason: The reason of a terminate or a reconciliation.
         invited_at: When the invite was recorded; None if there is no invite.
         entered_at: When the member was sent to the survey, if recorded.
@@ -181,7 +211,9 @@ class QuotaFunnel:
         uninvited: Completes without an invite.
         corrected: Corrections of the revenue.
         reconciled: Reconciliations, which take revenue back.
-        revenue: The sum of the revenue, corrections and reconciliations included, in units of the currency.
+        revenue: The sum of the revenue, corrections and reconciliations included, in the currency of the
+            survey's price. Do not add surveys with different currencies: the sum of each currency is in the
+            report of a campaign.
     """
 
     survey_id: int
@@ -225,7 +257,7 @@ class OutcomeLedger:
     """
 
     def __init__(self, store: AnyStore, *, clock: Callable[[], float] = time.time) -> None:
-        self._store = sql_store_of(store)
+        self._store = store_of(store).copy()
         self._clock = clock
 
     async def invited(self, outcomes: Iterable[InviteOutcome], *, at: datetime | None = None) -> int:
@@ -259,7 +291,7 @@ class OutcomeLedger:
             InvalidRequestError: `at` has no time zone.
         """
         moment = self._clock() if at is None else moment_of(at, "at")
-        return await self._written(lambda store: _enter(store, text_of(member_code), quota_id, moment))
+        return await self._written(lambda store: note_entered(store, text_of(member_code), quota_id, moment))
 
     async def rows(self) -> list[OutcomeRow]:
         """Return all rows: invites in the order in which they were recorded, then ends without an invite."""

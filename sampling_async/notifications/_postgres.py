@@ -15,8 +15,8 @@ from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, text_of
 from sampling_async._contract.extras import install
 from sampling_async._contract.records import safe_repr
+from sampling_async.notifications._facts import StoreError
 from sampling_async.notifications._sql import SqlStore
-from sampling_async.notifications._store import StoreError
 from sampling_async.notifications._tables import FORM, make_tables, require_known
 
 if TYPE_CHECKING:
@@ -334,15 +334,19 @@ class PostgresStore(SqlStore):
             return None
         return connection
 
-    def in_parts(self, run: Callable[..., Any], query: str) -> Generator[Any]:
+    def in_parts(self, query: str) -> Generator[Any]:
         """Yield cursors with some rows each: psycopg would read them all."""
-        run("BEGIN")
-        # Between two parts the reader may take its time.
-        run("SET LOCAL idle_in_transaction_session_timeout = 0")
-        run(f"DECLARE parts NO SCROLL CURSOR FOR {query}")
-        while (part := run(f"FETCH {_PART} FROM parts")).rowcount:
-            yield part
-        run("COMMIT")
+        with (
+            self.failing("cannot be read"),
+            closing(self._connected(may_make=False, is_long=True)) as connection,
+        ):
+            connection.begin()
+            # Between two parts the reader may take its time.
+            connection.run("SET LOCAL idle_in_transaction_session_timeout = 0")
+            connection.run(f"DECLARE parts NO SCROLL CURSOR FOR {query}")
+            while (part := connection.run(f"FETCH {_PART} FROM parts")).rowcount:
+                yield part
+            connection.commit_begun()
 
     def _receipt_numbers(self, count: int) -> Iterable[int]:
         query = "SELECT nextval('receipts_id_seq') FROM generate_series(1, ?)"

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import FloatDumper, Int8Dumper
 
-from sampling_async.notifications._store import StoreConflictError, StoreError
+from sampling_async.notifications._facts import StoreConflictError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -22,6 +22,8 @@ _EXTRA_SECONDS: Final = 2.0  # the server ends a statement by itself before
 _CONFLICTS: Final = {"40001", "40P01"}  # a serialization failure, a deadlock
 # Classes of errors: what it cannot do, who, which database, schema, permission.
 _PERMANENT: Final = ("0A", "28", "3D", "3F", "42")
+# What PgBouncer says of a wrong password or its pg_hba file, without a name, and always in English.
+_REFUSED_BY_POOLER: Final = {"SASL authentication failed", "password authentication failed", "login rejected"}
 _SETTINGS: Final = """
 SELECT set_config('search_path', '"{schema}"', {local}), set_config('statement_timeout', '{limit}', {local}),
     set_config('lock_timeout', '{limit}', {local}),
@@ -65,8 +67,6 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
 
     def run(self, query: str, values: Sequence[object] = ()) -> psycopg.Cursor[tuple[Any, ...]]:
         """Run a statement, with a `?` for each value."""
-        if query == "BEGIN":
-            return self.begin()
         if not self.is_pooled or self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             return self.execute(_translated(query), values)
         self.begin()
@@ -74,9 +74,9 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         self.commit_begun()
         return cursor
 
-    def begin(self) -> psycopg.Cursor[tuple[Any, ...]]:
+    def begin(self) -> None:
         """Begin a transaction."""
-        return self.execute(self.beginning, prepare=False)  # it may be several statements
+        self.execute(self.beginning, prepare=False)  # it may be several statements
 
     def commit_begun(self) -> None:
         """Store what was done since `begin`."""
@@ -186,8 +186,10 @@ def _is_refused(exc: psycopg.Error) -> bool:
     if connection is None:
         return False
     said = connection.error_message.partition(b":  ")[2].decode(errors="replace").strip()
+    if connection.needs_password or said in _REFUSED_BY_POOLER:
+        return True
     names = [re.escape(name.decode()) for name in (connection.user, connection.db) if name]
-    return bool(connection.needs_password or re.search(rf"[^\w\s]\s?({'|'.join(names)})\s?([^\w\s]|$)", said))
+    return bool(re.search(rf"[^\w\s]\s?({'|'.join(names)})\s?([^\w\s]|$)", said))
 
 
 @contextmanager

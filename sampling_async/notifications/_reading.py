@@ -1,7 +1,8 @@
-"""Facts as an async iterator, which reads the store in pages."""
+"""Facts as an async iterator, which reads the store in pages, and as an Arrow table."""
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
@@ -9,16 +10,42 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 import anyio
 
 from sampling_async import InvalidRequestError
+from sampling_async._contract.frames import arrow, utc_times
 from sampling_async._pacing.threads import in_thread
-from sampling_async.notifications._arrow import facts_table
 from sampling_async.notifications._records import Notification
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sampling_async.notifications._facts import Fact, State
     from sampling_async.notifications._records import Kind
-    from sampling_async.notifications._store import Fact, State, Store
+    from sampling_async.notifications._sql import SqlStore
 
 N = TypeVar("N", bound=Notification)
 _PAGE: Final = 1_000
+_OF_FACTS: Final = (
+    "id",
+    "key",
+    "received_at",
+    "receipts",
+    "differing",
+    "verified",
+    "anomaly",
+    "corrects",
+    "validity",
+    "state",
+)
+_OF_RECORDS: Final = (
+    "member_code",
+    "survey_id",
+    "wave_id",
+    "quota_id",
+    "revenue",
+    "amount",
+    "reason",
+    "is_live",
+    "at",
+)
 
 
 class FactStream(Generic[N]):
@@ -30,7 +57,12 @@ class FactStream(Generic[N]):
     # A class and not a generator: one that is left early would have to be closed by its reader.
 
     def __init__(
-        self, store: Store, kinds: list[Kind | None] | None, after: int, state: State | None, poll: float | None
+        self,
+        store: SqlStore,
+        kinds: list[Kind | None] | None,
+        after: int,
+        state: State | None,
+        poll: float | None,
     ) -> None:
         self._store = store
         self._kinds = kinds
@@ -74,8 +106,28 @@ class FactStream(Generic[N]):
         if self._poll is not None:
             raise InvalidRequestError("facts that are followed have no end: use follow=False for a table")
         facts = [fact async for fact in self]
-        return await in_thread(facts_table, facts)
+        return await in_thread(_table, facts)
 
     def _read(self) -> list[Any]:
         found = self._store.facts(kinds=self._kinds, after=self._after, state=self._state)
         return list(islice(found, _PAGE))
+
+
+def _table(facts: Sequence[Fact[Any]]) -> Any:
+    pa = arrow()
+    text, number = pa.string(), pa.int64()
+    types = {
+        **dict.fromkeys(("received_at", "at"), utc_times()),
+        **dict.fromkeys(("verified", "is_live"), pa.bool_()),
+        **dict.fromkeys(("key", "validity", "state", "member_code", "reason", "kind", "posted_as"), text),
+        **dict.fromkeys(("revenue", "amount"), pa.decimal128(38, 2)),
+        **dict.fromkeys(("anomaly", "fields"), text),
+    }
+    columns: dict[str, list[Any]] = {
+        "kind": [None if fact.kind is None else str(fact.kind) for fact in facts],
+        "posted_as": [str(fact.posted_as) for fact in facts],
+        **{name: [getattr(fact, name) for fact in facts] for name in _OF_FACTS},
+        **{name: [getattr(fact.notification, name, None) for fact in facts] for name in _OF_RECORDS},
+        "fields": [json.dumps(fact.fields) for fact in facts],
+    }
+    return pa.table({name: pa.array(values, types.get(name, number)) for name, values in columns.items()})

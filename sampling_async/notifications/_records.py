@@ -80,9 +80,9 @@ class _OfSurvey:
 class Completion(_OfSurvey):
     """A member has completed a survey. A member, survey and wave have one completion, and its corrections.
 
-    `revenue` is in units of the currency; the service sends whole hundredths. `additional_data` is the
-    whole query string of the invite URL. Older partners get no wave: `wave_id` is 0 then, and `Fact.anomaly`
-    says so.
+    `revenue` is in the currency of the survey's price, which the service does not name here; it sends whole
+    hundredths. `additional_data` is the whole query string of the invite URL. Older partners get no wave:
+    `wave_id` is 0 then, and `Fact.anomaly` says so.
     """
 
     kind: ClassVar[Kind] = Kind.COMPLETION
@@ -105,8 +105,8 @@ class Reconciliation(_OfSurvey):
 
     `reconciliation_id` is the service's text, or without one the time of the reconciliation; with the same one,
     a member's reconciliation is a repetition.
-    `amount` is what is taken back, 0 or more, in units of the currency; None if the service does not say: then
-    it is the whole revenue of the completion.
+    `amount` is what is taken back, 0 or more, in the currency of the revenue; None if the service does not
+    say: then it is the whole revenue of the completion.
     """
 
     kind: ClassVar[Kind] = Kind.RECONCILIATION

@@ -5,9 +5,7 @@ The statements are in the part of SQL that both read, with `?` where a value sta
 
 from __future__ import annotations
 
-import json
-from abc import abstractmethod
-from datetime import UTC, datetime
+from abc import ABC, abstractmethod
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -16,10 +14,9 @@ from attrs import evolve
 
 from sampling_async._contract.checks import moment_of
 from sampling_async._contract.records import INT64_MAX
-from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._entries import about_stand_in, in_its_wave, member_text, stand_in
-from sampling_async.notifications._records import Kind, UnknownNotification
-from sampling_async.notifications._store import Backlog, Fact, Hit, Settled, State, Store, Validity
+from sampling_async.notifications._facts import Backlog, Fact, Hit, Settled, State, Validity
+from sampling_async.notifications._records import Kind
 from sampling_async.notifications._tables import (
     CLAIM,
     CLAIM_OF_KIND,
@@ -28,20 +25,21 @@ from sampling_async.notifications._tables import (
     MOST_ROWS,
     OVERRULED,
     RECEIPTS,
+    fact_of,
     fact_row,
     insertion,
     receipt_row,
     storable,
     subject_of,
 )
-from sampling_async.notifications._understanding import FieldReader, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from datetime import datetime
 
+    from sampling_async.notifications._facts import Entry
     from sampling_async.notifications._records import Notification
-    from sampling_async.notifications._store import Entry, Receipt
 
 _PAGE: Final = 1_000
 # One process at a time receives, so that facts get their IDs in the order in which they can be read: whoever
@@ -50,14 +48,30 @@ _RECEIVING: Final = "facts"
 _STEP_SECONDS: Final = 60.0  # the largest step of a clock that is corrected in small steps
 
 
-class SqlStore(Store):
-    """What `SqliteStore` and `PostgresStore` have in common. Each says how it connects and locks."""
+class SqlStore(ABC):
+    """What `SqliteStore` and `PostgresStore` have in common. Each says how it connects and locks.
+
+    Every method is called in one thread, and may block. Each that writes is called inside the block of
+    `transaction()`, but for `open`, `close` and `prune`.
+    """
 
     _INSERT: ClassVar[str] = "INSERT"
     _SKIP_LOCKED: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self._claimed_at = inf
+
+    @abstractmethod
+    def open(self) -> None:
+        """Open the store; make it if there is none."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the store."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[None]:
+        """Return a block whose writes are on the disk when it ends; if it raises, nothing of them stays."""
 
     @abstractmethod
     def copy(self) -> SqlStore:
@@ -83,9 +97,10 @@ class SqlStore(Store):
             writes: Whether they change something after all.
         """
 
-    def in_parts(self, run: Callable[..., Any], query: str) -> Iterator[Any]:
+    def in_parts(self, query: str) -> Iterator[Any]:
         """Yield cursors that together have the rows of a query, for a result that is too large for memory."""
-        yield run(query)
+        with self.reading("cannot be read", is_long=True) as run:
+            yield run(query)
 
     @abstractmethod
     def _receipt_numbers(self, count: int) -> Iterable[int]:
@@ -100,11 +115,13 @@ class SqlStore(Store):
         return [] if cursor.description is None else cursor.fetchall()
 
     def check_writable(self) -> None:
+        """Write something that changes nothing, so that a full disk or a read-only database raises."""
         self.run("DELETE FROM served WHERE id < 0")  # a standby refuses it, although there is no such row
 
     # --- Secrets
 
     def secrets(self, fresh: Mapping[Kind, str]) -> Mapping[Kind, Sequence[str]]:
+        """Return the secrets of the kinds' URLs, the newest first; store `fresh` for kinds without one."""
         self.lock("secrets")  # two processes may make them at once
         known = self._secrets()
         for kind, secret in fresh.items():
@@ -113,6 +130,7 @@ class SqlStore(Store):
         return self._secrets()
 
     def rotate(self, fresh: Mapping[Kind, str], *, keep: int = 2) -> None:
+        """Add new secrets as the newest, and drop all but the newest `keep` of each kind."""
         self.lock("secrets")
         for kind, secret in fresh.items():
             self.run("INSERT INTO secrets (kind, secret) VALUES (?, ?)", (kind, secret))
@@ -144,16 +162,12 @@ class SqlStore(Store):
 
     # --- What comes in
 
-    def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        self.lock(_RECEIVING)
-        erased = self._erased([entries])
-        (number,) = self._receipt_numbers(1)
-        verdicts = [self._join(number, receipt.at, entry, erased) for entry in entries]
-        hit = _without_codes(Hit(receipt, entries, verdict), erased)
-        self.insert(RECEIPTS, [receipt_row(number, hit, verdicts)])
-        return verdicts
+    def receive_all(self, hits: Sequence[Hit]) -> list[list[str]]:
+        """Store hits with their notifications, in their order.
 
-    def receive_all(self, hits: Sequence[Hit]) -> None:
+        Returns:
+            For each entry of each hit `new`, `repeated`, `differs`, `stale` or `overruled`.
+        """
         self.lock(_RECEIVING)
         # The event loop runs beside this thread only while the database works, and after each statement this
         # thread waits for the loop. So notifications that no other one has to do with are inserted together.
@@ -163,6 +177,7 @@ class SqlStore(Store):
         seen: set[object] = set()
         fresh: list[tuple[object, ...]] = []
         receipts: list[tuple[object, ...]] = []
+        became: list[list[str]] = []
         numbers = self._receipt_numbers(len(hits))
         for number, hit, entries in zip(numbers, hits, subjects, strict=True):
             verdicts: list[str] = []
@@ -177,8 +192,10 @@ class SqlStore(Store):
                     verdicts.append(self._join(number, hit.receipt.at, entry, erased))
                 seen.add(subject)
             receipts.append(receipt_row(number, _without_codes(hit, erased), verdicts))
+            became.append(verdicts)
         self.insert(FACTS, fresh)
         self.insert(RECEIPTS, receipts)
+        return became
 
     def _erased(self, entries: Iterable[Sequence[Entry]]) -> set[str]:
         """Return the codes of members that were erased. It is one statement if there was never any."""
@@ -317,6 +334,12 @@ class SqlStore(Store):
         *,
         only: Sequence[Kind | None] | None = None,
     ) -> Sequence[Fact[Notification]]:
+        """Lease facts that are due to a handler, at most one of each key, in the order of arrival.
+
+        At most `most` are leased to `owner`, a process, until `until`; then they are due again. `kinds` are
+        those with a handler; None stands for what was not understood. With `only`, facts of these kinds are
+        leased now; facts of the others still keep the order of their keys.
+        """
         # Facts superseded while being handled need no handler any more, once their lease is over.
         self.run(
             "UPDATE facts SET state = 'skipped', owner = NULL WHERE id IN (SELECT id FROM facts"
@@ -339,9 +362,10 @@ class SqlStore(Store):
         query = CLAIM.format(of_kinds=" UNION ALL ".join([of_kind] * len(leased)))
         values = [value for name in leased for value in (name, now, *names, most)]
         rows = self.run(query, (*values, most, until, now, owner)).fetchall()
-        return [_fact(row, partial(_body, self.run)) for row in sorted(rows)]
+        return [fact_of(row, partial(_body, self.run)) for row in sorted(rows)]
 
     def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
+        """Prolong leases."""
         for number in fact_ids:
             # The lease is as long as before, so it begins so long before its new end.
             self.run(
@@ -351,6 +375,7 @@ class SqlStore(Store):
             )
 
     def release(self, owner: str) -> None:
+        """End all leases of an owner, without counting their last attempt."""
         self.run(
             "UPDATE facts SET due = 0, since = 0, owner = NULL, attempts = attempts - 1"
             " WHERE owner = ? AND state = 'pending'",
@@ -358,6 +383,7 @@ class SqlStore(Store):
         )
 
     def settle(self, owner: str, settled: Settled) -> bool:
+        """Store the result of an attempt; return False if the lease now belongs to another owner."""
         cursor = self.run(
             "UPDATE facts SET"
             " state = CASE WHEN ? = 'handled' OR standing = 'stands' OR corrects IS NOT NULL THEN ?"
@@ -432,7 +458,7 @@ class SqlStore(Store):
             while True:
                 rows = run(query, values).fetchall()
                 for row in rows:
-                    yield _fact(row, partial(_body, run))
+                    yield fact_of(row, partial(_body, run))
                 if len(rows) < _PAGE:
                     return
                 values[0] = rows[-1][0]
@@ -460,36 +486,3 @@ def _marks(values: Sequence[object]) -> str:
 def _body(run: Callable[..., Any], receipt: int) -> bytes:
     row = run("SELECT body FROM receipts WHERE id = ?", (receipt,)).fetchone()
     return bytes(row[0]) if row else b""
-
-
-def _fact(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notification]:
-    number, at, receipt, posted_as, kind, fields_json, reason, verified, receipts, differing, *rest = row
-    corrects, validity, state, attempts, error, key = rest
-    fields = json.loads(fields_json)
-    notification: Notification
-    anomaly = None
-    try:
-        if not kind:
-            raise NotUnderstoodError(reason)  # noqa: TRY301
-        named = FieldReader(fields)
-        notification = parse(Kind(kind), named)
-        anomaly = named.anomaly
-    except NotUnderstoodError as exc:  # or another version has understood it
-        notification = UnknownNotification(kind=Kind(posted_as), body=body_of(receipt), reason=str(exc))
-    return Fact(
-        id=number,
-        notification=notification,
-        fields=fields,
-        received_at=datetime.fromtimestamp(at, UTC),
-        receipts=receipts,
-        differing=differing,
-        verified=bool(verified),
-        anomaly=anomaly,
-        posted_as=Kind(posted_as),
-        corrects=corrects,
-        validity=Validity(validity),
-        state=State(state),
-        attempts=attempts,
-        error=error,
-        key=key,
-    )

@@ -17,8 +17,8 @@ from sampling_async._journal.database import (
     transaction,
 )
 from sampling_async._private_files import make_private
+from sampling_async.notifications._facts import StoreError
 from sampling_async.notifications._sql import SqlStore
-from sampling_async.notifications._store import StoreError
 from sampling_async.notifications._tables import FORM, make_tables, require_known
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from sampling_async.notifications._records import Kind
 
 if TYPE_CHECKING:
-    from sampling_async.notifications._store import Backlog
+    from sampling_async.notifications._facts import Backlog
 
 
 @frozen(kw_only=True)

@@ -1,24 +1,31 @@
-"""Which store is meant by a path, by the address of a database, or by a store."""
+"""Which store is meant by a path, by the address of a database, or by a store; and one operation in it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, cast
+import random
+import time
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import shown, text_of
+from sampling_async.notifications._facts import StoreConflictError
 from sampling_async.notifications._postgres import PostgresStore, is_dsn
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from sampling_async._contract.checks import Text
-    from sampling_async.notifications._store import Store
+    from collections.abc import Callable
 
-AnyStore: TypeAlias = "Store | Text"
+    from sampling_async._contract.checks import Text
+
+T = TypeVar("T")
+_TRIES: Final = 8
+_LONGEST_PAUSE: Final = 0.05
+AnyStore: TypeAlias = "SqlStore | Text"
 """A store, the path of a SQLite file, or the address of a PostgreSQL database."""
 
 
-def store_of(store: AnyStore) -> Store:
+def store_of(store: AnyStore) -> SqlStore:
     """Return a store.
 
     Raises:
@@ -28,23 +35,30 @@ def store_of(store: AnyStore) -> Store:
     if isinstance(text, str):
         text = text.strip() or text
         return PostgresStore(text) if is_dsn(text) else SqliteStore(text)
-    if isinstance(store, type) or not callable(getattr(store, "receive_all", None)):
+    if not isinstance(store, SqlStore):
         raise InvalidRequestError(
-            f"store must be a path, or a subclass of Store such as SqliteStore, not {shown(store)}; or the"
-            " address of a database, as postgresql://user@host/database"
+            f"store must be a path, a SqliteStore or a PostgresStore, not {shown(store)}; or the address of a"
+            " database, as postgresql://user@host/database"
         )
-    return cast("Store", store)
+    return store
 
 
-def sql_store_of(store: AnyStore) -> SqlStore:
-    """Return a store of SQLite or PostgreSQL which nobody else uses, not yet open.
+def in_transaction(store: SqlStore, operation: Callable[[SqlStore], T]) -> T:
+    """Run an operation in a transaction of an open store; after a conflict again, some times."""
+    for _ in range(_TRIES - 1):
+        try:
+            with store.transaction():
+                return operation(store)
+        except StoreConflictError:
+            time.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  no secret
+    with store.transaction():
+        return operation(store)
 
-    Raises:
-        InvalidRequestError: It is another one.
-    """
-    made = store_of(store)
-    if not isinstance(made, SqlStore):
-        raise InvalidRequestError(
-            f"this needs a SqliteStore or a PostgresStore, or its path or address, not {shown(store)}"
-        )
-    return made.copy()
+
+def run_once(store: SqlStore, operation: Callable[[SqlStore], T]) -> T:
+    """Open a store that nobody else uses, run one operation in a transaction, and close it."""
+    store.open()
+    try:
+        return in_transaction(store, operation)
+    finally:
+        store.close()

@@ -1,18 +1,23 @@
-"""The tables of a store, and hits as their rows."""
+"""The tables of a store, hits as their rows, and rows as facts."""
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from sampling_async.notifications._bodies import NotUnderstoodError
 from sampling_async.notifications._entries import member_key, member_text
-from sampling_async.notifications._store import StoreError
+from sampling_async.notifications._facts import Fact, State, StoreError, Validity
+from sampling_async.notifications._records import Kind, UnknownNotification
+from sampling_async.notifications._understanding import FieldReader, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sampling_async.notifications._store import Entry, Hit, SurveyEnd
+    from sampling_async.notifications._facts import Entry, Hit, SurveyEnd
+    from sampling_async.notifications._records import Notification
 
 FORM: Final = 1
 """The form of the tables: a later version may have others."""
@@ -192,4 +197,37 @@ def _end_values(end: SurveyEnd) -> tuple[object, ...]:
         end.hundredths,
         None if end.reason is None else json.dumps(end.reason),
         end.at,
+    )
+
+
+def fact_of(row: Sequence[Any], body_of: Callable[[int], bytes]) -> Fact[Notification]:
+    number, at, receipt, posted_as, kind, fields_json, reason, verified, receipts, differing, *rest = row
+    corrects, validity, state, attempts, error, key = rest
+    fields = json.loads(fields_json)
+    notification: Notification
+    anomaly = None
+    try:
+        if not kind:
+            raise NotUnderstoodError(reason)  # noqa: TRY301
+        named = FieldReader(fields)
+        notification = parse(Kind(kind), named)
+        anomaly = named.anomaly
+    except NotUnderstoodError as exc:  # or another version has understood it
+        notification = UnknownNotification(kind=Kind(posted_as), body=body_of(receipt), reason=str(exc))
+    return Fact(
+        id=number,
+        notification=notification,
+        fields=fields,
+        received_at=datetime.fromtimestamp(at, UTC),
+        receipts=receipts,
+        differing=differing,
+        verified=bool(verified),
+        anomaly=anomaly,
+        posted_as=Kind(posted_as),
+        corrects=corrects,
+        validity=Validity(validity),
+        state=State(state),
+        attempts=attempts,
+        error=error,
+        key=key,
     )

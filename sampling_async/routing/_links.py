@@ -16,6 +16,7 @@ from attrs import field, frozen
 from sampling_async import Invite, to_json
 from sampling_async._contract.records import hidden
 from sampling_async.notifications._entries import member_key, member_text
+from sampling_async.notifications._outcomes import note_entered
 from sampling_async.routing._history import CLOCK_STEP, Caps, Histories, Link, MemberHistory
 from sampling_async.routing._route import Offer
 
@@ -201,9 +202,9 @@ def enter(store: SqlStore, member_code: str, quota_id: int, now: float) -> Membe
     """Store that a member was sent to a link."""
     member = member_text(member_code)
     store.lock(f"links {member}")
-    change = "UPDATE {} SET entered = coalesce(entered, ?){} WHERE member = ? AND quota = ?"
-    store.execute(change.format("links", ", changed = ?"), (now, now, member, quota_id))
-    store.execute(change.format("invites", ""), (now, member, quota_id))
+    change = "UPDATE links SET entered = coalesce(entered, ?), changed = ? WHERE member = ? AND quota = ?"
+    store.execute(change, (now, now, member, quota_id))
+    note_entered(store, member_code, quota_id, now)
     return _read(store, member, now)[1]
 
 

@@ -18,7 +18,7 @@ from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.rates import LearnedRates
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._entries import member_text
-from sampling_async.notifications._rates import read_rates
+from sampling_async.notifications._outcomes import read_rates
 from sampling_async.routing._history import DAY, Histories, MemberHistory
 from sampling_async.routing._links import Changes, apply
 from sampling_async.routing._route import Offer

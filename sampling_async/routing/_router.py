@@ -33,7 +33,7 @@ from sampling_async._protocol.requests import member_code_of
 from sampling_async.matching import LiveIndex, Member
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._committer import Committer
-from sampling_async.notifications._stores import sql_store_of
+from sampling_async.notifications._stores import store_of
 from sampling_async.routing._click import Flight, Flights
 from sampling_async.routing._history import DAY, Caps, lesson_of, refused_until
 from sampling_async.routing._links import Settlement, Wish, abandon, begin, enter, settle
@@ -132,7 +132,7 @@ class SurveyRouter(BackgroundService):
             folder = mkdtemp(prefix="sampling-links-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             store = Path(folder) / "links.db"
-        opened = sql_store_of(store)
+        opened = store_of(store).copy()
         self._client = client.for_clicks()
         self._live = live
         self._caps = caps or Caps()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sqlite3
 
 import pytest
 from attrs import evolve
@@ -16,8 +15,6 @@ from routing_kit import MEMBER, Panel, ids, live_of, router_of
 
 from sampling_async import CurrencyRates, InvalidRequestError, Price
 from sampling_async._protocol.rates import qualifying
-from sampling_async.campaign import Campaign
-from sampling_async.campaign._campaign import with_ledger
 from sampling_async.campaign._comparison import compare
 from sampling_async.campaign._report import comparison_page
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
@@ -313,18 +310,3 @@ async def test_a_top_up_says_it_once_too_and_new_rates_count_for_all_plans(tmp_p
     sums = {each: of.expected_value for each, of in summary.by_currency.items()}
     assert summary.expected_value == pytest.approx(sums[USD] + 0.0064 * sums[JPY])
     assert sums[JPY] > 0 < sums[USD]
-
-
-async def test_the_plan_of_an_earlier_version_is_read(tmp_path):
-    """Its facts have one number, and no rates."""
-    plan, *_ = await night_of(tmp_path, currencies=list)
-    path = tmp_path / "run.ledger"
-    with_ledger(path, lambda ledger: ledger.note(value=1234.5))
-    database = sqlite3.connect(path)
-    with database:
-        database.execute("DELETE FROM facts WHERE name IN ('values', 'currency_rates', 'own_values')")
-    database.close()
-    assert await Campaign(None, ledger=path).plan() == evolve(
-        plan, expected_value=1234.5, by_currency={plan.currency_id: 1234.5}
-    )
-    assert (await Campaign(None, ledger=path).summary()).expected_value > 0

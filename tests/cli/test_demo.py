@@ -116,7 +116,6 @@ def test_a_demo_whose_inbox_refuses_every_end_says_that_they_are_not_heard_yet(m
         raise StoreError("no space left")
 
     monkeypatch.setattr(SqliteStore, "receive_all", refuse)
-    monkeypatch.setattr(SqliteStore, "receive", refuse)
     on_terminal(monkeypatch)
     result = run(*ARGUMENTS, "--out", tmp_path)
     assert result.exit_code == 1

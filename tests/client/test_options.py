@@ -88,7 +88,7 @@ MATCHER = partial(PanelMatcher, QuotaIndex([]))
         ),
         (INBOX, {"networks": "198.51.100.0/24"}, "networks must be a list of networks.*not '198.51.100.0/24'"),
         (INBOX, {"trusted_proxies": "unix"}, "trusted_proxies must be a list of networks"),
-        (partial(Inbox, 5), {"secrets": SECRET}, "a path, or a subclass of Store such as SqliteStore, not 5"),
+        (partial(Inbox, 5), {"secrets": SECRET}, "a path, a SqliteStore or a PostgresStore, not 5"),
         (partial(Inbox, SqliteStore), {"secrets": SECRET}, "store must be a path"),
         (partial(Inbox, "n.db"), {"secrets": 5}, "secrets must be a text, several, or a mapping"),
         (INBOX, {"basic": SECRET}, "basic a list of pairs"),

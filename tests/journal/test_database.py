@@ -10,8 +10,9 @@ from contextlib import closing
 import pytest
 
 from sampling_async._journal import database as _database
-from sampling_async._journal.database import connected, make_durable, patiently, transaction
+from sampling_async._journal.database import connected, failing, make_durable, patiently, transaction
 from sampling_async._private_files import make_private
+from sampling_async.notifications import StoreError
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -127,3 +128,16 @@ def test_opening_does_not_wait_for_ever_and_not_for_other_errors(path, monkeypat
         with pytest.raises(sqlite3.OperationalError, match="syntax"):
             patiently(lambda: database.execute("COME ON"), 5.0)
         assert time.slept == before
+
+
+def test_a_damaged_schema_is_an_error_although_python_cannot_decode_what_sqlite_says(path):
+    with closing(connected(path, 1.0)) as database:
+        database.execute("CREATE TABLE one (a)")
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute("UPDATE sqlite_master SET name = CAST(x'74ff' AS TEXT), sql = 'CREATE TABL one (a)'")
+    with (
+        pytest.raises(StoreError, match="cannot be read: it is damaged"),
+        failing("cannot be read", StoreError),
+    ):
+        with closing(connected(path, 1.0)) as database:
+            database.execute("SELECT * FROM sqlite_master").fetchall()

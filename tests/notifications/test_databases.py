@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -11,14 +10,15 @@ from types import SimpleNamespace
 import anyio
 import psycopg
 import pytest
-from notifications_kit import COMPLETION, encoded, entries_of
-from postgres_kit import Cluster, missing
+from notifications_kit import COMPLETION, encoded, received
+from postgres_kit import Cluster, german_server, missing
 
 from sampling_async import InvalidRequestError, InviteOutcome
 from sampling_async.frames import write_postgres
-from sampling_async.notifications import Kind, OutcomeLedger, PostgresStore, Receipt, StoreError
+from sampling_async.notifications import Kind, OutcomeLedger, PostgresStore, StoreError
+from sampling_async.notifications._facts import Receipt
 from sampling_async.notifications._psycopg import LimitedConnection, failing
-from sampling_async.notifications._store import in_transaction
+from sampling_async.notifications._stores import in_transaction
 
 pytestmark = pytest.mark.postgres
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.postgres
 def put(store, name):
     store.open()
     hit = Receipt(Kind.COMPLETION, 1.0, encoded({**COMPLETION, "UniqueCode": name}), "", [], "peer")
-    return in_transaction(store, lambda opened: list(opened.receive(hit, entries_of(hit))))
+    return in_transaction(store, lambda opened: received(opened, hit))
 
 
 def outcome(code="m-1"):
@@ -98,6 +98,18 @@ def test_a_pooler_of_statements_is_refused_at_the_start(postgres):
     assert caught.value.permanent
 
 
+@pytest.mark.parametrize("auth", ["scram-sha-256", "md5"])
+def test_a_pooler_refuses_a_wrong_password_at_once(postgres, auth):
+    with postgres.pooler("transaction", auth) as dsn:
+        store = PostgresStore(f"{dsn}?schema=behind_{auth[:3]}")
+        assert put(store, "m-1") == ["new"]
+        store.close()
+        for wrong in ("sampling:wrong", "sampling", "ghost:s3cret-word"):
+            with pytest.raises(StoreError, match="cannot be opened") as caught:
+                PostgresStore(dsn.replace("sampling:s3cret-word", wrong)).open()
+            assert caught.value.permanent
+
+
 # --- Refusals, in any language
 
 
@@ -116,41 +128,30 @@ REFUSED = {
 }
 
 
+def is_refused(store) -> bool:
+    """Return whether the store is refused at once; else it counts as away, and an inbox answers 503."""
+    try:
+        store.open()
+    except StoreError as exc:
+        return exc.permanent
+    assert store._away
+    store.close()
+    return False
+
+
 @pytest.fixture(scope="module")
 def german():
-    """Start a server that speaks German where its messages are installed."""
     if reason := missing():
         pytest.skip(reason)
-    cluster = Cluster()
-    cluster.query("CREATE ROLE pw LOGIN PASSWORD 'right'")
-    lines = [f"host all {user} 127.0.0.1/32 scram-sha-256" for user in ("pw", "ghost")]
-    lines += [f"host all {user} 127.0.0.1/32 trust" for user in ("sampling", "who")]
-    (cluster.folder / "data" / "pg_hba.conf").write_text("\n".join(lines) + "\n")
-    made = [*("localedef", "-i", "de_DE", "-f", "UTF-8"), cluster.folder / "de_DE.UTF-8"]
-    with pytest.MonkeyPatch.context() as patch:
-        with suppress(FileNotFoundError, subprocess.CalledProcessError):
-            subprocess.run(made, check=True, capture_output=True)
-            with (cluster.folder / "data" / "postgresql.conf").open("a") as file:
-                file.write("lc_messages = 'de_DE.UTF-8'\n")
-            patch.setenv("LOCPATH", str(cluster.folder))
-        cluster.restart()
-    yield cluster
-    cluster.remove()
+    with german_server() as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("address", REFUSED)
 def test_a_refusal_is_told_from_a_server_that_is_away(german, address):
     """A connection that fails has no SQLSTATE, and the words are of the server's language."""
-    dsn = address.format(host=f"127.0.0.1:{german.port}")
-    store = PostgresStore(f"postgresql://{dsn}")
-    if REFUSED[address]:
-        with pytest.raises(StoreError) as caught:
-            store.open()
-        assert caught.value.permanent
-    else:
-        store.open()  # an inbox answers 503 meanwhile
-        assert store._away
-        store.close()
+    store = PostgresStore(f"postgresql://{address.format(host=f'127.0.0.1:{german.port}')}")
+    assert is_refused(store) is REFUSED[address]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,8 @@ def test_a_refusal_is_told_from_a_server_that_is_away(german, address):
         ("FATAL:  la base de données « panel » n'existe pas", True),
         ("FATAL:  \u062f\u0627\u062f\u0647 «panel»", True),
         ("FATAL:  no such database: panel", True),  # PgBouncer
+        ("FATAL:  login rejected", True),  # PgBouncer, by its pg_hba file
+        ("FATAL:  server login has been failing, try again later", False),  # PgBouncer, of its server
         ("FATAL:  panels are away", False),
         ("could not translate panel", False),  # libpq
     ],

@@ -15,7 +15,8 @@ from cli_kit import run
 from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post
 
 from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
-from sampling_async.notifications import Inbox, Kind, OutcomeLedger, Settled, State, erase_member
+from sampling_async.notifications import Inbox, Kind, OutcomeLedger, State, erase_member
+from sampling_async.notifications._facts import Settled
 from sampling_async.notifications._stores import store_of
 
 CODE = "member-to-erase"

@@ -12,7 +12,8 @@ import pytest
 from cli_kit import on_terminal, program, run
 from notifications_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, encoded, status
 
-from sampling_async.notifications import Settled, SqliteStore, State, kept_secrets
+from sampling_async.notifications import SqliteStore, State, kept_secrets
+from sampling_async.notifications._facts import Settled
 from sampling_async.simulator import Notifying, Simulator
 
 KINDS = ["invite", "completion", "terminate", "survey_closed", "quota_status"]

@@ -28,7 +28,6 @@ from sampling_async.notifications import (
     Kind,
     QuotaStatus,
     SqliteStore,
-    Store,
     StoreConflictError,
     StoreError,
     Terminate,
@@ -321,16 +320,6 @@ async def test_a_hit_that_is_cancelled_while_its_group_waits_is_stored_and_harms
     stored = await facts_of(inbox)
     assert sorted(fact.notification.member_code for fact in stored) == sorted([*codes, "later"])
     assert [fact.receipts for fact in stored if fact.notification.member_code == "m-7"] == [2]
-
-
-async def test_a_store_that_has_no_way_of_its_own_to_store_many_hits_gets_them_one_by_one(path):
-    class PlainStore(SqliteStore):
-        receive_all = Store.receive_all
-
-    codes = [f"m-{number}" for number in range(30)]
-    async with inbox_at(PlainStore(path)) as inbox:
-        assert await wait_and_send(inbox, codes) == dict.fromkeys(codes, 200)
-    assert {fact.notification.member_code for fact in await facts_of(inbox)} == {*codes}
 
 
 async def test_a_transaction_is_tried_again_after_a_conflict(path):

@@ -459,15 +459,6 @@ async def test_it_agrees_with_the_simulator(path, seed):
     assert [quota for quota in funnel if quota.open or quota.uninvited] == []
 
 
-def test_a_ledger_takes_no_store_of_another_kind():
-    class AnotherStore:
-        def receive_all(self, hits):
-            """Do nothing."""
-
-    with pytest.raises(InvalidRequestError, match="needs a SqliteStore or a PostgresStore"):
-        OutcomeLedger(AnotherStore())
-
-
 # --- Learned rates
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import psycopg
 import pytest
-from notifications_kit import COMPLETION, PEER, SECRET, TERMINATE, encoded, entries_of, facts_of, post
+from notifications_kit import COMPLETION, PEER, SECRET, TERMINATE, encoded, facts_of, post, received
 from ports import free_port
 from postgres_kit import Cluster, missing
 from test_notifications_outcomes import invited
@@ -25,8 +25,6 @@ from sampling_async.notifications import (
     Kind,
     OutcomeLedger,
     PostgresStore,
-    Receipt,
-    Settled,
     SqliteStore,
     State,
     StoreConflictError,
@@ -37,9 +35,9 @@ from sampling_async.notifications import (
     _psycopg,
     kept_secrets,
 )
+from sampling_async.notifications._facts import Receipt, Settled
 from sampling_async.notifications._psycopg import LimitedConnection
-from sampling_async.notifications._store import in_transaction
-from sampling_async.notifications._stores import store_of
+from sampling_async.notifications._stores import in_transaction, store_of
 
 pytestmark = pytest.mark.postgres
 WAIT = 30.0
@@ -70,7 +68,7 @@ def cluster():
 
 def put(store, kind, fields, at=1.0):
     hit = Receipt(Kind(kind), at, encoded(fields), "", [], PEER)
-    return in_transaction(store, lambda opened: list(opened.receive(hit, entries_of(hit))))
+    return in_transaction(store, lambda opened: received(opened, hit))
 
 
 def claim(store, owner="me", now=10.0):
@@ -345,10 +343,10 @@ def test_a_connection_that_is_lost_in_a_transaction_is_an_error_and_nothing_is_s
     def lose():
         with store.transaction():
             hit = Receipt(Kind.COMPLETION, 1.0, encoded(member(1)))
-            store.receive(hit, entries_of(hit))
+            received(store, hit)
             ((number,),) = store.execute("SELECT pg_backend_pid()")
             postgres.query(f"SELECT pg_terminate_backend({number})")
-            store.receive(hit, entries_of(hit))
+            received(store, hit)
 
     with pytest.raises(StoreError, match="cannot be written"):
         lose()

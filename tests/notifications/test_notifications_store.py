@@ -12,15 +12,11 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
-from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, entries_of, status
+from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, entries_of, received, status
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
-    Backlog,
-    Hit,
     Kind,
-    Receipt,
-    Settled,
     SqliteStore,
     State,
     StoreError,
@@ -29,6 +25,7 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
+from sampling_async.notifications._facts import Backlog, Hit, Receipt, Settled
 from sampling_async.notifications._stores import store_of
 
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
@@ -59,7 +56,7 @@ def put(store, kind, fields, at=1.0):
     body = encoded(fields)
     with store.transaction():
         hit = Receipt(Kind(kind), at, body, "", [], PEER)
-        return list(store.receive(hit, entries_of(hit)))
+        return received(store, hit)
 
 
 def facts(store, **only):
@@ -456,7 +453,7 @@ def test_a_transaction_is_whole_or_not_there(store):
     def stored_then_failed() -> None:
         with store.transaction():
             hit = Receipt(Kind.INVITE, 1.0, b"x")
-            store.receive(hit, entries_of(hit))
+            received(store, hit)
             raise LookupError
 
     with pytest.raises(LookupError):
@@ -614,7 +611,7 @@ def test_hits_that_are_stored_together_become_what_they_become_one_by_one(new_ad
                     opened.receive_all(group)
                 else:
                     for hit in group:
-                        opened.receive(hit.receipt, hit.entries, hit.verdict)
+                        opened.receive_all([hit])
             # Handlers have some of the facts, and are done with others.
             for fact in claim(opened, now=DAY + 1_000 + begin, lease=50.0):
                 if settling.random() < 0.5:

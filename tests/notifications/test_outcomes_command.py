@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from campaign_kit import all_of, campaign_of
 from cli_kit import on_terminal, point_at, quota_ids, run
-from notifications_kit import SECRET
+from notifications_kit import COMPLETION, SECRET, post
 
 from sampling_async.notifications import Inbox, OutcomeLedger
 from sampling_async.simulator import Notifying, Simulator
@@ -112,6 +112,29 @@ def test_what_is_taken_back_is_shown(day, store, monkeypatch):
     assert len(endings) == taken_back
     on_terminal(monkeypatch)
     assert f"{taken_back:,}  reconciled: revenue was taken back" in run("outcomes", "--store", store).stdout
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--csv",), ("--rows",), ("--output",)])
+@pytest.mark.parametrize("surveys", [(1,), (1, 2)])
+def test_money_of_several_surveys_is_never_summed_in_silence(tmp_path, monkeypatch, surveys, form):
+    """A notification names no currency, so surveys may pay in different ones."""
+    store = tmp_path / "n.db"
+
+    async def pay() -> None:
+        async with Inbox(store, secrets=SECRET) as inbox:
+            for survey in surveys:
+                await post(inbox, "completion", {**COMPLETION, "SurveyId": survey})
+
+    anyio.run(pay)
+    if not form:
+        on_terminal(monkeypatch)
+    done = run("outcomes", "--store", store, *form, *[tmp_path / "all.parquet"] * (form == ("--output",)))
+    assert done.exit_code == 0
+    is_said = "Notifications name no currency" in done.stderr and "`campaign report`" in done.stderr
+    assert is_said is (len(surveys) > 1)
+    if not form:
+        condition = ", if all surveys pay in one currency" * (len(surveys) > 1)
+        assert f"revenue {1.5 * len(surveys):.2f}{condition}\n" in done.stdout
 
 
 def test_overdue_invites_are_an_exit_code(day, tmp_path):

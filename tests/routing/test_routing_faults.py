@@ -21,7 +21,7 @@ from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, 
 from sampling_async import InviteOutcome, ResultCode, RetryPolicy
 from sampling_async.matching import LearnedRates, Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
-from sampling_async.notifications._stores import sql_store_of
+from sampling_async.notifications._stores import store_of
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
 from sampling_async.routing._history import Histories, Link, MemberHistory
 from sampling_async.routing._links import Changes, Wish, begin, settle
@@ -413,7 +413,7 @@ async def test_quotas_are_valued_off_the_event_loop(monkeypatch):
 async def test_what_was_read_a_moment_ago_is_not_applied_again(new_address):
     panel, store, clock = Panel(1, 2), new_address(), Clock()
     async with router_of(panel, store, clock=clock) as router:
-        changes = Changes(sql_store_of(store))
+        changes = Changes(store_of(store).copy())
         assert not len(changes.all(0.0, clock.now))
         await click(router)
         ((member, what, values),) = changes.added(clock.now)
@@ -429,7 +429,7 @@ async def test_facts_of_quotas_are_not_read_again_and_ends_that_become_visible_l
     store, clock = new_address(), Clock()
     async with Inbox(store, secrets=SECRET, clock=clock) as inbox:
         await ended(inbox, "completion", 2, Revenue=100)
-        changes = Changes(sql_store_of(store))
+        changes = Changes(store_of(store).copy())
         assert len(changes.all(0.0, clock.now)) == 1
         for number in range(3):
             fields = {"SurveyId": 5, "QuotaId": 7 + number, "Status": "Closed"}

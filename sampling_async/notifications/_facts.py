@@ -1,14 +1,12 @@
-"""What is stored: a receipt for each hit, and a fact for each event; and what a store must do."""
+"""What is stored: a receipt for each hit, and a fact for each event."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from attrs import Factory, field, frozen
 
@@ -16,14 +14,7 @@ from sampling_async import SamplingError
 from sampling_async._contract.records import hidden
 from sampling_async.notifications._records import Fields, Kind, Notification, UnknownNotification
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-T = TypeVar("T")
-S = TypeVar("S", bound="Store")
 N_co = TypeVar("N_co", bound=Notification, covariant=True)
-_TRIES: Final = 8
-_LONGEST_PAUSE: Final = 0.05
 
 
 class StoreError(SamplingError):
@@ -131,7 +122,7 @@ class Entry:
 
 @frozen
 class Hit:
-    """One hit as it is stored: its receipt and its notifications. See `Store.receive`."""
+    """One hit as it is stored. A refused hit has no entries; `verdict` says why it was refused."""
 
     receipt: Receipt
     entries: Sequence[Entry]
@@ -220,115 +211,3 @@ class Backlog:
     pending: int
     dead: int
     oldest_at: float | None
-
-
-class Store(Protocol):
-    """Where receipts and facts are kept. Every method is called in one thread, and may block.
-
-    Each method but `open`, `close`, `backlog` and `facts` is called inside the block of `transaction()`. What
-    was done there must be on the disk when the block ends, or the block must raise `StoreError`. If the block
-    is left by an exception, nothing of it may stay.
-    """
-
-    def open(self) -> None:
-        """Open the store; make it if there is none."""
-
-    def close(self) -> None:
-        """Close the store."""
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """Return a block whose writes are stored together."""
-        ...
-
-    def check_writable(self) -> None:
-        """Write something that changes nothing, so that a full disk or a read-only database raises.
-
-        Nothing is done by default: then the transaction around it is the check.
-        """
-
-    def secrets(self, fresh: Mapping[Kind, str]) -> Mapping[Kind, Sequence[str]]:
-        """Return the secrets of the kinds' URLs, the newest first; store `fresh` for kinds without one."""
-        ...
-
-    def rotate(self, fresh: Mapping[Kind, str], *, keep: int = 2) -> None:
-        """Add new secrets as the newest, and drop all but the newest `keep` of each kind."""
-
-    def receive(self, receipt: Receipt, entries: Sequence[Entry], verdict: str = "") -> Sequence[str]:
-        """Store a hit and its notifications. A refused hit has none; `verdict` says why it was refused.
-
-        Returns:
-            For each entry `new`, `repeated`, `differs`, `stale` or `overruled`.
-        """
-        ...
-
-    def receive_all(self, hits: Sequence[Hit]) -> None:
-        """Store several hits, in their order. A store may do that faster than `receive` one by one.
-
-        If it raises, the transaction is rolled back, and each hit comes to `receive` in a transaction alone.
-        """
-        for hit in hits:
-            self.receive(hit.receipt, hit.entries, hit.verdict)
-
-    def claim(
-        self,
-        owner: str,
-        kinds: Sequence[Kind | None],
-        now: float,
-        until: float,
-        most: int,
-        *,
-        only: Sequence[Kind | None] | None = None,
-    ) -> Sequence[Fact[Notification]]:
-        """Lease facts that are due to a handler, at most one of each key, in the order of arrival.
-
-        At most `most` are leased to `owner`, a process, until `until`; those that are not settled by then are
-        due again. Times are in seconds since 1970. `kinds` are those with a handler; None among them stands for
-        what was not understood. With `only`, facts of these kinds are leased now; facts of the others still
-        keep the order of their keys.
-        """
-        ...
-
-    def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
-        """Prolong leases."""
-
-    def release(self, owner: str) -> None:
-        """End all leases of an owner, without counting their last attempt."""
-
-    def settle(self, owner: str, settled: Settled) -> bool:
-        """Store the result of an attempt; return False if the lease now belongs to another owner."""
-        ...
-
-    def replay(self, fact_ids: Iterable[int] | None = None) -> int:
-        """Make facts due again: those named, or all dead ones. Returns how many."""
-        ...
-
-    def backlog(self) -> Sequence[Backlog]:
-        """Return how many facts of each kind wait for their handlers, or are dead."""
-        ...
-
-    def facts(
-        self, *, kinds: Iterable[Kind | None] | None = None, after: int = 0, state: State | None = None
-    ) -> Iterator[Fact[Notification]]:
-        """Yield the facts with a higher ID than `after`, in the order of arrival."""
-        ...
-
-
-def in_transaction(store: S, operation: Callable[[S], T]) -> T:
-    """Run an operation in a transaction of an open store; after a conflict again, some times."""
-    for _ in range(_TRIES - 1):
-        try:
-            with store.transaction():
-                return operation(store)
-        except StoreConflictError:
-            time.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  no secret
-    with store.transaction():
-        return operation(store)
-
-
-def run_once(store: S, operation: Callable[[S], T]) -> T:
-    """Open a store that nobody else uses, run one operation in a transaction, and close it."""
-    store.open()
-    try:
-        return in_transaction(store, operation)
-    finally:
-        store.close()
