@@ -11,7 +11,7 @@ import pytest
 
 import sampling_async
 
-SCOREBOARD = Path(__file__).parent.parent / "benchmarks" / "scoreboard"
+SCOREBOARD = Path(__file__).parents[2] / "benchmarks" / "scoreboard"
 
 
 @pytest.mark.parametrize(
