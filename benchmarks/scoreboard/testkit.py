@@ -15,7 +15,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 def tool(name: str) -> ModuleType:
     """Import a module of the tests. These modules import one another by their plain names."""
-    for folder in (ROOT / "tests", ROOT / "tests" / "faults", ROOT / "tests" / "proxies"):
+    tests = ROOT / "tests"
+    for folder in (tests, *(each for each in tests.iterdir() if each.is_dir())):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
     return import_module(name)
