@@ -197,7 +197,7 @@ async def test_clicks_that_share_a_request_each_wait_for_their_own_time():
         async def go(name, within):
             routes[name] = await click(router, within=within)
 
-        tasks.start_soon(go, "short", 1.1)
+        tasks.start_soon(go, "short", 2.5)  # enough for the other to join, on a busy machine
         await panel.began.wait()
         tasks.start_soon(go, "long", LONG)
         await until(lambda: "short" in routes)
@@ -216,7 +216,7 @@ async def test_the_next_request_of_a_shared_click_has_the_time_of_the_longest():
         async def go(name, within):
             routes[name] = await click(router, within=within)
 
-        tasks.start_soon(go, "short", 1.1)
+        tasks.start_soon(go, "short", 2.5)  # enough for the other to join, on a busy machine
         await panel.began.wait()
         tasks.start_soon(go, "long", LONG)
         await until(lambda: "short" in routes)
