@@ -9,7 +9,6 @@ the careful decoder reads the body. The fast decoder does not check fields that 
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from datetime import datetime
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from attrs import AttrsInstance
-
 
 _HEAD_BYTES: Final = 32  # of a survey; its ID is in them, so few surveys begin alike
 _MOST_LENGTHS: Final = 2**16  # that are remembered
@@ -137,8 +135,6 @@ _PositiveInts: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)
 
 _Step: TypeAlias = "Callable[[Sequence[Any], Shared], bool]"
 
-logger: Final = logging.getLogger("sampling_async.json")
-
 
 class Shared:
     """The conditions read so far, by their text on the wire, so that sub-quotas share equal ones.
@@ -196,10 +192,10 @@ def read_part(record: type[T], part: Part) -> Sequence[T] | None:
     texts = list(map(bytes, raws))
     surveys = list(map(known.find, texts))
     unknown = [at for at, survey in enumerate(surveys) if survey is None]
-    read = [_decoded(Survey, texts[at]) for at in unknown]
-    if None in read or _finished(Survey, read, part.shared) is None:
+    new = [_decoded(Survey, texts[at]) for at in unknown]
+    if None in new or _finished(Survey, new, part.shared) is None:
         return None
-    for at, survey in zip(unknown, read, strict=True):
+    for at, survey in zip(unknown, new, strict=True):
         surveys[at] = survey
         known.add(texts[at], survey)
     return cast("list[T]", surveys)
