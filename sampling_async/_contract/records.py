@@ -13,12 +13,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from attrs import field, frozen
-from msgspec import Meta, Raw
+from msgspec import Meta
 
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
 from sampling_async._contract.frames import ROWS, arrow, batch_of, html_table, stream_of, table_of
-from sampling_async._contract.structs import OR_NULL, FrozenStruct, ReadAs, astuple, seen_by_attrs
+from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
 from sampling_async._contract.timing import CallResult, CallResultInSlots
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ class QuestionAndAnswers(FrozenStruct, frozen=True, gc=False, rename=wire_name):
     """
 
     question_id: Int64
-    answer_ids: Annotated[tuple[Int64, ...], OR_NULL] = ()
-    answer_values: Annotated[tuple[str, ...], ReadAs(tuple[str, ...] | str | None)] = ()
-    is_routable: Annotated[bool, OR_NULL] = False
+    answer_ids: tuple[Int64, ...] = ()
+    answer_values: tuple[str, ...] = ()
+    is_routable: bool = False
 
 
 @seen_by_attrs(questions_and_answers=counted("questions"))
@@ -128,7 +128,7 @@ class SubQuota(FrozenStruct, frozen=True, gc=False, rename=wire_name):
     sub_quota_id: Int64
     current_completes: Int64
     max_target_completes: Int64
-    questions_and_answers: Annotated[tuple[QuestionAndAnswers, ...], ReadAs(tuple[Raw, ...])]
+    questions_and_answers: tuple[QuestionAndAnswers, ...]
 
 
 @seen_by_attrs(sub_quotas=counted("sub-quotas"))
@@ -159,7 +159,7 @@ class SurveyWaveExclusion(FrozenStruct, frozen=True, gc=False, rename=wire_name)
 
     survey_id: Int64
     wave_id: Int64
-    participation_status_ids: Annotated[tuple[Int64, ...], OR_NULL] = ()
+    participation_status_ids: tuple[Int64, ...] = ()
 
     def excludes(self, past: Participation) -> bool:
         """Return whether a member with this participation is excluded."""
@@ -196,7 +196,7 @@ class Survey(FrozenStruct, frozen=True, weakref=True, rename=wire_name):
     loi: Int64
     ir: Int64
     study_type_id: Int64
-    scheduled_completion_date: Annotated[datetime, ReadAs(str)]
+    scheduled_completion_date: datetime
     device_type_ids: tuple[Int64, ...]
     is_survey_recontact: bool
     completes_required: Int64
@@ -204,7 +204,7 @@ class Survey(FrozenStruct, frozen=True, weakref=True, rename=wire_name):
     price: Price
     quotas: tuple[Quota, ...]
     survey_name: str | None = None
-    survey_wave_exclusions: Annotated[tuple[SurveyWaveExclusion, ...], OR_NULL] = ()
+    survey_wave_exclusions: tuple[SurveyWaveExclusion, ...] = ()
 
 
 PartialKey: TypeAlias = tuple[int | None, int | None]

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from reprlib import recursive_repr
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
 
 import attrs
 import msgspec
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["OR_NULL", "FrozenStruct", "ReadAs", "WireStruct", "astuple", "replace", "seen_by_attrs", "value"]
+__all__ = ["FrozenStruct", "WireStruct", "astuple", "replace", "seen_by_attrs", "value"]
 
 # attrs' own advice for values that are created often. Type checkers hold them frozen. At run time they are not:
 # a frozen instance takes three times as long to create.
@@ -41,19 +41,6 @@ class _Text(str):
     __repr__ = str.__str__
 
 
-@attrs.frozen
-class ReadAs:
-    """In an annotation: the type that msgspec reads, where it cannot read that of the field; or null beside it.
-
-    Who reads must put a value of the field's type in its place.
-    """
-
-    type: Any
-
-
-OR_NULL: Final = ReadAs(None)
-
-
 class FrozenStruct(msgspec.Struct, frozen=True):
     """A frozen Struct with the attributes of an attrs class, and the repr that they ask for."""
 
@@ -67,10 +54,13 @@ class FrozenStruct(msgspec.Struct, frozen=True):
 
     # Every Struct has this method for the library `rich`. That of msgspec hides nothing.
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return [
-            (each.name, value if each.repr is True else _Text(each.repr(value) if each.repr else "<hidden>"))
-            for each, value in zip(self.__attrs_attrs__, astuple(self), strict=True)
-        ]
+        shown: list[tuple[str, Any]] = []
+        for each in self.__attrs_attrs__:
+            value = getattr(self, each.name)
+            if each.repr is not True:
+                value = _Text(each.repr(value) if each.repr else "<hidden>")
+            shown.append((each.name, value))
+        return shown
 
 
 class WireStruct(msgspec.Struct, gc=False):
@@ -90,10 +80,6 @@ def seen_by_attrs(
 
     def described(record: type[_Record]) -> type[_Record]:
         types = get_type_hints(record)  # without the bounds that only msgspec understands
-        for name, hint in get_type_hints(record, include_extras=True).items():
-            for note in getattr(hint, "__metadata__", ()):
-                if isinstance(note, ReadAs):
-                    record.__annotations__[name] = note.type or hint.__origin__ | None
         fields = {
             field.name: attrs.field(
                 type=types[field.name],

@@ -1,26 +1,39 @@
 """The fast decoder: msgspec reads JSON in C, directly into the records.
 
-A few values differ between the wire and the record: a null, a date, a text that holds several values. msgspec
-reads these as they are on the wire, and they are put right in place, for all records of one kind together, so
-that these loops run in C as well. Records that are attrs classes are made of Structs with the same fields. The
-decoder returns None for a body that it cannot read, or would read differently from the careful decoder. Then
-the careful decoder reads the body. The fast decoder does not check fields that no record has.
+A few values differ between the wire and the record: a null, a date, a text that holds several values. So
+msgspec fills a *draft*: a Struct with the same fields, that can be changed and has the types of the wire. These
+values are put right in the drafts, for all of one kind together, so that the loops run in C as well. Then a
+change of its `__class__` makes each draft the record. Records that are attrs classes are made of what their
+drafts hold. The decoder returns None for a body that it cannot read, or would read differently from the careful
+decoder. Then the careful decoder reads the body. The fast decoder does not check fields that no record has.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections import deque
 from datetime import datetime
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from weakref import ref
 
 import attrs
 import msgspec
-from msgspec.structs import astuple, force_setattr
+from msgspec.structs import astuple
 
 from sampling_async._contract.records import (
     INT64_MAX,
@@ -168,16 +181,16 @@ class Part:
 
 def read(record: type[T], body: bytes, shared: Shared | None = None) -> T | None:
     """Read a record from JSON in UTF-8; return None if the careful decoder must read it."""
-    one = _decoded(_on_the_wire(cast("Any", record)), body)
-    records = None if one is None else _finished(record, (one,), shared or Shared())
+    draft = _decoded(_draft(cast("Any", record)), body)
+    records = None if draft is None else _finished(record, (draft,), shared or Shared())
     return None if records is None else records[0]
 
 
 def read_many(record: type[T], body: bytes, shared: Shared | None = None) -> Sequence[T] | None:
     """Read a list of records from JSON; return None if the careful decoder must read it."""
-    wire: Any = _on_the_wire(cast("Any", record))
-    many = _decoded(tuple[wire, ...], body)
-    return None if many is None else _finished(record, many, shared or Shared())
+    draft: Any = _draft(cast("Any", record))
+    drafts = _decoded(tuple[draft, ...], body)
+    return None if drafts is None else _finished(record, drafts, shared or Shared())
 
 
 def read_part(record: type[T], part: Part) -> Sequence[T] | None:
@@ -192,7 +205,7 @@ def read_part(record: type[T], part: Part) -> Sequence[T] | None:
     texts = list(map(bytes, raws))
     surveys = list(map(known.find, texts))
     unknown = [at for at, survey in enumerate(surveys) if survey is None]
-    new = [_decoded(Survey, texts[at]) for at in unknown]
+    new = [_decoded(_draft(Survey), texts[at]) for at in unknown]
     if None in new or _finished(Survey, new, part.shared) is None:
         return None
     for at, survey in zip(unknown, new, strict=True):
@@ -211,8 +224,9 @@ def positive_ints(values: tuple[Any, ...]) -> tuple[int, ...] | None:
 
 def warm_up() -> None:
     """Fill the caches, so that the first response does not block the event loop."""
-    surveys: tuple[Any, ...] = (tuple[Survey, ...], Survey, tuple[msgspec.Raw, ...], QuestionAndAnswers)
-    for what in (_on_the_wire(Quotas), *surveys, WireReply):
+    survey: Any = _draft(Survey)
+    lists: tuple[Any, ...] = (tuple[survey, ...], tuple[msgspec.Raw, ...])
+    for what in (_draft(Quotas), survey, _draft(QuestionAndAnswers), WireReply, *lists):
         _decoder(what)
 
 
@@ -278,18 +292,46 @@ def _decoder(what: Any) -> msgspec.json.Decoder[Any]:
 
 
 @cache
-def _on_the_wire(record: Any) -> Any:
-    """Return the Struct that msgspec fills: the record itself, or one with the fields of an attrs class."""
-    if issubclass(record, msgspec.Struct):
+def _draft(record: Any) -> Any:
+    """Return the Struct that msgspec fills: the record itself if its types are those of the wire."""
+    if not attrs.has(record):
         return record
-    types: dict[Any, Any] = {int: Int64, datetime: str}
+    bounds = {} if not issubclass(record, msgspec.Struct) else get_type_hints(record, include_extras=True)
     fields: list[Any] = []
     for each in _attributes(record):
-        hint: Any = types.get(each.type, each.type)
-        if (record.__name__, each.name) in NULLS:
+        place = (record.__name__, each.name)
+        hint = _OTHERWISE.get(place) or _on_the_wire(bounds.get(each.name, each.type))
+        if place in NULLS:
             hint |= None
         fields.append((each.name, hint, *(() if each.default is attrs.NOTHING else (each.default,))))
-    return msgspec.defstruct(record.__name__, fields, rename=wire_name)
+    if not issubclass(record, msgspec.Struct):
+        return msgspec.defstruct(record.__name__, fields, rename=wire_name)
+    if all(hint == bounds[name] for name, hint, *_ in fields):
+        return record
+    config = record.__struct_config__
+    return msgspec.defstruct(
+        record.__name__,
+        fields,
+        bases=(record,),
+        frozen=False,
+        gc=config.gc,
+        weakref=config.weakref,
+        rename=wire_name,
+    )
+
+
+def _on_the_wire(hint: Any) -> Any:
+    if get_origin(hint) is tuple:
+        return tuple[_on_the_wire(get_args(hint)[0]), ...]  # type: ignore[misc]
+    scalars: dict[Any, Any] = {int: Int64, datetime: str}
+    return _draft(hint) if attrs.has(hint) else scalars.get(hint, hint)
+
+
+_OTHERWISE: Final[dict[tuple[str, str], Any]] = {
+    ("QuestionAndAnswers", "answer_values"): tuple[str, ...] | str,
+    ("SubQuota", "questions_and_answers"): tuple[msgspec.Raw, ...],
+}
+"""Fields that are read with another type than the record's. A step of their own converts them."""
 
 
 def _attributes(record: type[AttrsInstance]) -> tuple[attrs.Attribute[Any], ...]:
@@ -300,11 +342,16 @@ def _attributes(record: type[AttrsInstance]) -> tuple[attrs.Attribute[Any], ...]
 # --- What differs from the wire ----------------------------------------------------------------------------
 
 
-def _finished(record: type[T], read: Sequence[Any], shared: Shared) -> Sequence[T] | None:
-    """Put right what msgspec has read of one kind, and what is inside; return None if a value is invalid."""
-    if not all(step(read, shared) for step in _steps(cast("Any", record))):
+def _finished(record: type[T], drafts: Sequence[Any], shared: Shared) -> Sequence[T] | None:
+    """Turn drafts of one kind, and those inside them, into records; return None if a value is invalid."""
+    if not all(step(drafts, shared) for step in _steps(cast("Any", record))):
         return None
-    return read if issubclass(record, msgspec.Struct) else tuple(record(*astuple(each)) for each in read)
+    if not issubclass(record, msgspec.Struct):
+        return tuple(record(*astuple(each)) for each in drafts)
+    if _draft(cast("Any", record)) is not record:
+        # `draft.__class__ = record` for each. The deque of length 0 consumes the map in C.
+        deque(map(setattr, drafts, repeat("__class__"), repeat(record)), maxlen=0)
+    return drafts
 
 
 @cache
@@ -321,63 +368,63 @@ def _steps(record: type[AttrsInstance]) -> list[_Step]:
             steps.append(_unpack)
         elif place == ("SubQuota", "questions_and_answers"):
             steps.append(_share)
-        elif is_tuple and attrs.has(held) and _steps(held):
+        elif is_tuple and attrs.has(held) and _draft(held) is not held:
             steps.append(partial(_finish_all, name, held))
         elif held is datetime:
             steps.append(partial(_date, name))
     return steps
 
 
-def _finish_all(name: str, record: type[Any], read: Sequence[Any], shared: Shared) -> bool:
-    inner = tuple(chain.from_iterable(map(attrgetter(name), read)))
+def _finish_all(name: str, record: type[Any], drafts: Sequence[Any], shared: Shared) -> bool:
+    inner = tuple(chain.from_iterable(map(attrgetter(name), drafts)))
     return _finished(record, inner, shared) is not None
 
 
-def _fill(name: str, stands_for: Any, read: Sequence[Any], _: Shared) -> bool:
+def _fill(name: str, stands_for: Any, drafts: Sequence[Any], _: Shared) -> bool:
     # The first test runs in C, and nearly always finds no null.
-    if None in map(attrgetter(name), read):
-        for each in read:
+    if None in map(attrgetter(name), drafts):
+        for each in drafts:
             if getattr(each, name) is None:
-                force_setattr(each, name, stands_for)
+                setattr(each, name, stands_for)
     return True
 
 
-def _date(name: str, read: Sequence[Any], _: Shared) -> bool:
+def _date(name: str, drafts: Sequence[Any], _: Shared) -> bool:
     try:
-        for each in read:
-            force_setattr(each, name, date_time(getattr(each, name)))
+        for each in drafts:
+            setattr(each, name, date_time(getattr(each, name)))
     except Mismatch:
         return False
     return True
 
 
-def _share(read: Sequence[Any], shared: Shared) -> bool:
+def _share(drafts: Sequence[Any], shared: Shared) -> bool:
     """Set the conditions of sub-quotas, and decode each text of a condition once."""
-    lists = list(map(attrgetter("questions_and_answers"), read))
+    lists = list(map(attrgetter("questions_and_answers"), drafts))
     texts = list(map(bytes, chain.from_iterable(lists)))
     unknown = shared.unknown(texts)
     try:
-        conditions = list(map(_decoder(QuestionAndAnswers).decode, unknown))
+        conditions = list(map(_decoder(_draft(QuestionAndAnswers)).decode, unknown))
     except msgspec.MsgspecError:
         return False
     _finished(QuestionAndAnswers, conditions, shared)
     shared.conditions.update(zip(unknown, conditions, strict=True))
     # One iterator over the conditions of all: each sub-quota takes as many as its list had texts.
     found = map(shared.conditions.__getitem__, texts)
-    for each, raws in zip(read, lists, strict=True):
-        force_setattr(each, "questions_and_answers", tuple(islice(found, len(raws))))
+    for each, raws in zip(drafts, lists, strict=True):
+        each.questions_and_answers = tuple(islice(found, len(raws)))
     return True
 
 
-def _unpack(read: Sequence[Any], _: Shared) -> bool:
+def _unpack(drafts: Sequence[Any], _: Shared) -> bool:
     """Split answer values that are not a list of texts with one value each. Such values are rare."""
     # One test for all together, and nearly always there is nothing to do.
-    lists = list(map(attrgetter("answer_values"), read))
+    lists = list(map(attrgetter("answer_values"), drafts))
     if set(map(type, lists)) <= {tuple} and _are_single_values(list(chain.from_iterable(lists))):
         return True
-    for each, values in zip(read, lists, strict=True):
+    for each, values in zip(drafts, lists, strict=True):
         if type(values) is not tuple or not _are_single_values(values):
-            force_setattr(each, "answer_values", answer_values(values))
+            each.answer_values = answer_values(values)
     return True
 
 

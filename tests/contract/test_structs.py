@@ -105,6 +105,15 @@ def test_attrs_and_cattrs_work_with_them():
     assert attrs.evolve(outcome(), status="unknown").status == "unknown"
 
 
+def test_a_class_that_derives_from_one_has_its_repr():
+    class Noted(Invite, frozen=True):
+        note: str = ""
+
+    shown = repr(Noted(*msgspec.structs.astuple(invite()), "n"))
+    assert "loi=" in shown
+    assert "url=<hidden>" in shown
+
+
 def test_msgspec_writes_an_invite_as_the_contract_does():
     for each in (invite(), invite(member_amount=0.5)):
         assert json.loads(msgspec.json.encode(each)) == json.loads(to_json(each))

@@ -9,7 +9,7 @@ import json
 import pickle
 import random
 from datetime import datetime
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
 import attrs
 import cattrs
@@ -558,6 +558,14 @@ def test_the_garbage_collector_does_not_look_at_what_surveys_hold():
                 inner += [sub_quota, sub_quota.questions_and_answers, *sub_quota.questions_and_answers]
     assert len(inner) > 10
     assert not any(map(gc.is_tracked, inner))
+
+
+def test_msgspec_itself_reads_what_it_has_written():
+    survey = read_fast(Survey, plain(Survey, 3))
+    assert msgspec.json.decode(msgspec.json.encode(survey), type=Survey) == survey
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(survey), type=Survey) == survey
+    assert get_type_hints(Survey)["scheduled_completion_date"] is datetime
+    assert get_type_hints(SubQuota)["questions_and_answers"] == tuple[QuestionAndAnswers, ...]
 
 
 def test_attrs_cattrs_and_msgspec_see_ordinary_records():
