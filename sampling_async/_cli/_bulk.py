@@ -15,13 +15,11 @@ from sampling_async._cli._bulk_run import BulkRun, OutcomePrinter, of_many_membe
 from sampling_async._cli._connection import ServiceOptions, fail
 from sampling_async._cli._options import JSON_LINES, MemberCode, argument, option, takes
 from sampling_async._cli._signals import SignalHandler
-from sampling_async._cli._sources import Items, Lines, QuotaIDs, number_of_ids, requests_in
+from sampling_async._cli._sources import Items, Lines, Parser, QuotaIDs, number_of_ids, requests_in
 from sampling_async._cli._tally import USAGE, Tally
 from sampling_async._contract.checks import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from sampling_async._cli._bulk_run import Work
 
 T = TypeVar("T")
@@ -73,7 +71,8 @@ def bulk_invite(
     follows on stderr. With a journal, all IDs are read before the first is
     sent.
     """
-    ids, written = QuotaIDs(member_code), Journal(journal) if journal else None
+    ids = QuotaIDs(_name_of(file), member_code)
+    written = Journal(journal) if journal else None
     asked: list[int] | Items[int]
     if not quota_ids or quota_ids == ["-"]:
         asked = _items(file, ids, is_dash=bool(quota_ids))
@@ -122,7 +121,7 @@ def fan_out(
     if requests is not None and file is not None:
         raise InvalidRequestError("give the requests as an argument or with --file, not both")
     path = requests or file
-    source = _items(path, requests_in, is_dash=False, what="requests")
+    source = _items(path, Lines(_name_of(path), requests_in), is_dash=False, what="requests")
     count = None if path is None else partial(number_of_ids, path)
     work = of_many_members(source, written, goal, repeats, count)
     tally = _bulk(service, work, with_members=True)
@@ -141,17 +140,19 @@ def _bulk(service: ServiceOptions, work: Work, *, with_members: bool = False) ->
     return tally
 
 
-def _items(
-    file: Path | None, parse: Callable[[bytes], Iterable[T]], *, is_dash: bool, what: str = "quota IDs"
-) -> Items[T]:
+def _name_of(file: Path | None) -> str:
+    return "stdin" if file is None or str(file) == "-" else str(file)
+
+
+def _items(file: Path | None, parser: Parser[T], *, is_dash: bool, what: str = "quota IDs") -> Items[T]:
     if file is not None and str(file) != "-":
         if file.is_dir():
             raise InvalidRequestError(f"{file} is a folder, not a file")
         # Not is_file(), which is false for a FIFO.
         if not file.exists():
             raise InvalidRequestError(f"{file}: the file does not exist")
-        return Items(lambda: file.open("rb", buffering=0), Lines(str(file), parse))
+        return Items(lambda: file.open("rb", buffering=0), parser)
     if file is None and not is_dash and _sources.stdin_is_terminal():
         ways = "as arguments, with --file," if what == "quota IDs" else "as a file,"
         raise InvalidRequestError(f"give {what} {ways} or through a pipe")
-    return Items(_sources.stdin_source, Lines("stdin", parse))
+    return Items(_sources.stdin_source, parser)

@@ -283,7 +283,11 @@ async def redrawn(draw: Callable[[], object], every: float) -> AsyncGenerator[No
     task = asyncio.create_task(repeat())
     try:
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
+    except BaseException:
+        task.cancel()  # what is drawn no longer matters, nor whether that failed
+        with suppress(BaseException):
             await task
+        raise
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
 
 from attrs import define, field
 
@@ -27,9 +27,25 @@ if TYPE_CHECKING:
     from sampling_async._pacing.threads import Run
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
-_LONGEST_ID: Final = 19  # digits of the largest 64-bit number
-_WORD: Final = re.compile(rb"[^ \t\n\r\v\f,]+")
+# Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole.
+_LONGEST_ID: Final = 19
+_SEPARATORS: Final = b" \t\n\r\v\f,"
+# From the same bytes: if one of the two knew fewer, an ID could be cut between blocks, and become two.
+_WORD: Final = re.compile(rb"[^%b]+" % _SEPARATORS)
+
+
+class Parser(Protocol[T_co]):
+    """Parses blocks of bytes into items. All items of a block are read before the next block is fed."""
+
+    def feed(self, block: bytes, /) -> Iterator[T_co]:
+        """Yield the items that are complete after this block."""
+        ...
+
+    def end(self) -> Iterator[T_co]:
+        """Yield the items that are known to be complete only at the end of the input."""
+        ...
 
 
 def parsed(texts: list[str]) -> list[int]:
@@ -39,22 +55,69 @@ def parsed(texts: list[str]) -> list[int]:
 
 @define
 class QuotaIDs:
-    """Parses a line of quota IDs; or, if the first line begins with a `{`, of requests: those of one member."""
+    """Parses quota IDs from blocks of bytes: words, or the lines of one member among requests, after a `{`."""
 
+    _name: str
     _member_code: str
     of_others: int = 0  # how many requests of other members were skipped
-    _are_requests: bool | None = None
+    _begun: bytes = b""
+    _parser: _Words | Lines[InviteRequest] | None = None
 
-    def __call__(self, line: bytes) -> Iterable[int]:
-        if self._are_requests is None:
-            self._are_requests = line.startswith(b"{")
-        if not self._are_requests:
-            return map(_quota_id, _WORD.findall(line))
-        for request in requests_in(line):
-            if request.member_code == self._member_code:
-                return request.quota_ids
-            self.of_others += 1
-        return ()
+    def feed(self, block: bytes) -> Iterator[int]:
+        # The first byte that is not blank decides between words and lines. Until it comes, blanks are kept.
+        if self._parser is None:
+            block = self._begun + block
+            head = block.lstrip(BLANK)
+            if not head:
+                self._begun = block
+                return
+            if head.startswith(b"{"):
+                self._parser = Lines(self._name, requests_in)
+            else:
+                self._parser, block = _Words(self._name), block.removeprefix(b"\xef\xbb\xbf")
+        yield from self._ids_among(self._parser.feed(block))
+
+    def end(self) -> Iterator[int]:
+        yield from self._ids_among(() if self._parser is None else self._parser.end())
+
+    def _ids_among(self, items: Iterable[int | InviteRequest]) -> Iterator[int]:
+        for item in items:
+            if isinstance(item, int):
+                yield item
+            elif item.member_code == self._member_code:
+                yield from item.quota_ids
+            else:
+                self.of_others += 1
+
+
+@define
+class _Words:
+    """Quota IDs as they come. A program that writes them may end no line for long."""
+
+    _name: str
+    _cut: bytes = b""  # the end of the last block, which may be the first part of an ID
+    _line: int = 1
+
+    def feed(self, block: bytes) -> Iterator[int]:
+        text = self._cut + block
+        # Split after the last separator, because an ID may be divided between two blocks.
+        end = 1 + max(map(text.rfind, _SEPARATORS))  # 0 without a separator
+        if not end and len(text) > _LONGEST_ID:
+            end = len(text)
+        self._cut = text[end:]
+        return self._ids_of(text[:end])
+
+    def end(self) -> Iterator[int]:
+        return self._ids_of(self._cut)
+
+    def _ids_of(self, text: bytes) -> Iterator[int]:
+        for match in _WORD.finditer(text):
+            try:
+                yield _quota_id(match[0])
+            except InvalidRequestError as exc:
+                line = self._line + text.count(b"\n", 0, match.start())
+                raise InvalidRequestError(f"{self._name}, line {line}: {exc}") from None
+        self._line += text.count(b"\n")
 
 
 def _quota_id(word: bytes) -> int:
@@ -179,7 +242,7 @@ class Items(Generic[T]):
     """
 
     _opened: Callable[[], BinaryIO]  # runs in a thread, because opening a FIFO waits for a writer
-    _lines: Lines[T]
+    _parser: Parser[T]
     is_over: bool = False  # whether all items were returned
     is_file: bool = False  # whether it is a regular file, which has an end; known after the first read
     _source: BinaryIO | None = None
@@ -209,7 +272,7 @@ class Items(Generic[T]):
             reading, self._reading = self._reading, None
             block = reading.result()
             self._is_read = not block
-            self._items = self._lines.feed(block) if block else self._lines.end()
+            self._items = self._parser.feed(block) if block else self._parser.end()
 
     def _block(self) -> bytes | None:
         if self._source is None:

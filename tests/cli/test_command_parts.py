@@ -34,7 +34,7 @@ def written(requests) -> str:
 
 
 def ids_of_member():
-    return _sources.Lines("ids", _sources.QuotaIDs("m"))
+    return _sources.QuotaIDs("ids", "m")
 
 
 def test_ids_split_between_blocks_are_joined():
@@ -47,6 +47,11 @@ def test_ids_split_between_blocks_are_joined():
         return [each async for each in source]
 
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
+
+
+def test_ids_are_sent_as_they_come_though_no_line_ends():
+    parser = ids_of_member()
+    assert [list(parser.feed(block)) for block in (b"1 2 3 ", b"4 5", b"6 ")] == [[1, 2, 3], [4], [56]]
 
 
 @pytest.mark.parametrize("separator", list(" \t\n\r\v\f,"))
