@@ -70,9 +70,9 @@ def rows(run: Run) -> list[Row]:
                 faults.append(f"file {number}, {name}: {fault}")
             if is_changed:
                 changed.append(f"file {number}, {name}")
-    told = ", ".join(f"{count} with exit code {code}" for code, count in sorted(codes.items()))
+    by_code = ", ".join(f"{count} with exit code {code}" for code, count in sorted(codes.items()))
     return [
-        published("files with drawn damage, each given to a command", files, note=told),
+        published("files with drawn damage, each given to a command", files, note=by_code),
         exactly(
             "commands that end with a traceback, or as a fault of the program",
             0,

@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -283,11 +283,9 @@ async def redrawn(draw: Callable[[], object], every: float) -> AsyncGenerator[No
     task = asyncio.create_task(repeat())
     try:
         yield
-    except BaseException:
-        task.cancel()  # what is drawn no longer matters, nor whether that failed
-        with suppress(BaseException):
-            await task
-        raise
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        failure = None if task.cancelled() else task.exception()
+    if failure is not None:  # of the block itself, that would matter more
+        raise failure

@@ -296,7 +296,7 @@ def _draft(record: Any) -> Any:
     """Return the Struct that msgspec fills: the record itself if its types are those of the wire."""
     if not attrs.has(record):
         return record
-    bounds = {} if not issubclass(record, msgspec.Struct) else get_type_hints(record, include_extras=True)
+    bounds = get_type_hints(record, include_extras=True) if issubclass(record, msgspec.Struct) else {}
     fields: list[Any] = []
     for each in _attributes(record):
         place = (record.__name__, each.name)
@@ -344,21 +344,22 @@ def _attributes(record: type[AttrsInstance]) -> tuple[attrs.Attribute[Any], ...]
 
 def _finished(record: type[T], drafts: Sequence[Any], shared: Shared) -> Sequence[T] | None:
     """Turn drafts of one kind, and those inside them, into records; return None if a value is invalid."""
+    if _draft(cast("Any", record)) is record:
+        return drafts
     if not all(step(drafts, shared) for step in _steps(cast("Any", record))):
         return None
     if not issubclass(record, msgspec.Struct):
         return tuple(record(*astuple(each)) for each in drafts)
-    if _draft(cast("Any", record)) is not record:
-        # `draft.__class__ = record` for each. The deque of length 0 consumes the map in C.
-        deque(map(setattr, drafts, repeat("__class__"), repeat(record)), maxlen=0)
+    # `draft.__class__ = record` for each. The deque of length 0 consumes the map in C.
+    deque(map(setattr, drafts, repeat("__class__"), repeat(record)), maxlen=0)
     return drafts
 
 
 @cache
 def _steps(record: type[AttrsInstance]) -> list[_Step]:
-    """Return the steps that put records right; each step takes all of them at once."""
+    """Return the steps that put drafts right; each step takes all of them at once."""
     steps: list[_Step] = []
-    for attribute in _attributes(record) if attrs.has(record) else ():
+    for attribute in _attributes(record):
         place, name = (record.__name__, attribute.name), attribute.name
         is_tuple = get_origin(attribute.type) is tuple
         held: Any = get_args(attribute.type)[0] if is_tuple else attribute.type

@@ -106,9 +106,10 @@ class CacheFile:
         head = {"form": _FORM, "owner": self._owner, "began": began}
         digest = blake2b()
         first = (plain_json(head), to_json(evolve(quotas, surveys=())))
-        for line in chain(first, map(plain_json, quotas.surveys)):
-            digest.update(line + b"\n")
-            yield line + b"\n"
+        for text in chain(first, map(plain_json, quotas.surveys)):
+            line = text + b"\n"
+            digest.update(line)
+            yield line
         yield _ended(digest)
 
 

@@ -109,11 +109,12 @@ def note_entered(store: SqlStore, member_code: str, quota_id: int, at: float) ->
 
 def _joined(store: SqlStore) -> Iterator[Mapping[str, Any]]:
     """Yield invites with their ends, then ends without an invite."""
-    for rows in store.in_parts(_JOINED):
-        names = [column[0] for column in rows.description]
-        for values in rows:
-            row = dict(zip(names, values, strict=True))
-            yield {**row, "member": json.loads(row["member"])}
+    with store.failing("cannot be read"):
+        for rows in store.in_parts(_JOINED):
+            names = [column[0] for column in rows.description]
+            for values in rows:
+                row = dict(zip(names, values, strict=True))
+                yield {**row, "member": json.loads(row["member"])}
 
 
 def read_rates(store: SqlStore, since: float, until: float, *, entered: bool) -> LearnedRates:

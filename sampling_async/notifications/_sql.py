@@ -103,6 +103,10 @@ class SqlStore(ABC):
             yield run(query)
 
     @abstractmethod
+    def failing(self, what: str) -> AbstractContextManager[None]:
+        """Return a block that raises errors of the database as a StoreError: `what`, as in `cannot be read`."""
+
+    @abstractmethod
     def _receipt_numbers(self, count: int) -> Iterable[int]:
         """Return the numbers of new receipts."""
 

@@ -65,7 +65,7 @@ class SqliteStore(SqlStore):
     def open(self) -> None:
         if sqlite3.sqlite_version_info < (3, 35):
             raise StoreError(f"SQLite 3.35 or newer is needed, and Python has {sqlite3.sqlite_version}")
-        with self._failing("cannot be opened"):
+        with self.failing("cannot be opened"):
             with suppress(FileExistsError):
                 make_private(self.path)
             database = self._connected()
@@ -106,7 +106,7 @@ class SqliteStore(SqlStore):
     def _connected(self) -> sqlite3.Connection:
         return connected(self.path, _BUSY_SECONDS)
 
-    def _failing(self, what: str) -> AbstractContextManager[None]:
+    def failing(self, what: str) -> AbstractContextManager[None]:
         return failing(what, self._error)
 
     def _error(self, reason: str) -> StoreError:
@@ -116,7 +116,7 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        with self._failing("cannot be written"), transaction(self._open):
+        with self.failing("cannot be written"), transaction(self._open):
             yield
 
     def lock(self, *keys: str) -> None:
@@ -136,7 +136,7 @@ class SqliteStore(SqlStore):
     ) -> Generator[Callable[..., Any]]:
         """Return a block with a function that runs a statement on a connection of its own."""
         del is_long  # SQLite has no limit
-        with self._failing(what), ExitStack() as blocks:
+        with self.failing(what), ExitStack() as blocks:
             database = blocks.enter_context(closing(connected_to_read(self.path, _BUSY_SECONDS)))
             self._form(database)  # refused if it is of something else, or newer
             if writes:
