@@ -58,6 +58,7 @@ def bulk_invite(
             "FILE",
             "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
             "--requests`, only the lines of this member count.",
+            "--file",  # Typer 0.27 would call it --FILE, after its metavar
         ),
     ] = None,
     journal: JournalFile = None,
@@ -98,7 +99,7 @@ def fan_out(
         Path | None, argument("FILE", "A file of requests; - for stdin. Default: stdin.")
     ] = None,
     *,
-    file: Annotated[Path | None, option("FILE", "The file of requests, as an option.")] = None,
+    file: Annotated[Path | None, option("FILE", "The file of requests, as an option.", "--file")] = None,
     journal: JournalFile = None,
     goal: AimOption = None,
     repeats: Annotated[

@@ -458,6 +458,12 @@ def test_help_of_every_command_has_examples_that_can_be_copied(monkeypatch):
     assert "bool" not in run("--help").stdout
 
 
+def test_names_of_options_are_lower_case():
+    names = [name for _, options in commands() for name in options]
+    assert names
+    assert [name for name in names if len(name) > 2 and name != name.lower()] == []
+
+
 # --- As a program -----------------------------------------------------------------------------------------
 
 
@@ -477,6 +483,7 @@ def interrupted(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None, re
             process.stdin.write(text)
             process.stdin.flush()
         while sim.ledger.request_count < before + requests:
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         process.send_signal(number)
         out, errors = process.stdout.read(), process.stderr.read()
