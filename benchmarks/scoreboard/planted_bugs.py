@@ -135,7 +135,7 @@ def _green(bugs: list[Bug], copies: SimpleQueue[Path]) -> str:
         files = tuple(each for each in bug.tests if each.startswith("tests/"))
         selected.setdefault(files, set()).add(" ".join(bug.tests[len(files) + 1 :]))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        results = pool.map(lambda each: _without_bug(*each, copies), sorted(selected.items()))
+        results = pool.map(lambda each: _without_bug(each[0], each[1], copies), sorted(selected.items()))
     return "; ".join(result for result in results if result) or "green"
 
 
