@@ -219,7 +219,7 @@ class SamplingClient:
         follow_environment()
         self._make_parts(max_concurrency)
 
-    def _make_parts(self, max_concurrency: int) -> None:
+    def _make_parts(self, max_concurrency: int, shares: int = 1) -> None:
         """Make the parts that no client shares but its views: connections, limits, the retry budget."""
         self._is_view = False
         clock, sleep, random = self._clock or loop_clock(), self._sleep, self._random
@@ -234,7 +234,13 @@ class SamplingClient:
             name=self._name,
         )
         self._gate = Gate(
-            max_concurrency, clock=clock, sleep=sleep, random=random, outage=self._outage, name=self._name
+            max_concurrency,
+            clock=clock,
+            sleep=sleep,
+            random=random,
+            outage=self._outage,
+            shares=shares,
+            name=self._name,
         )
         self._gate.kind(BULK)  # made here, because `snapshot` may look for it in another thread
         self._common = Common(
@@ -321,7 +327,8 @@ class SamplingClient:
 
             async with SamplingClient.from_env(max_concurrency=64).share(of=8) as client: ...
 
-        Only `max_concurrency` is divided, and rounded down: a third of 10 is 3. The new client is independent.
+        `max_concurrency` is divided, and rounded down: a third of 10 is 3; so is the number of requests with
+        which a client begins. The new client is independent.
         It has its own connections, and its owner must close it. It measures for itself: its limit below
         `max_concurrency`, its requests per second, and outages, in which each share sends its own probe. Each
         share has a whole retry budget of its own (`RetryPolicy.budget`), so 8 shares may make 8 times the
@@ -352,7 +359,7 @@ class SamplingClient:
         # Not `type(self)(...)`: a subclass may take other arguments, and may refuse to be copied or pickled.
         share = object.__new__(type(self))
         vars(share).update(vars(self))
-        share._make_parts(maximum // of)
+        share._make_parts(maximum // of, shares=self._gate.shares * of)
         return share
 
     def with_options(

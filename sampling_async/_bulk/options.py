@@ -12,7 +12,7 @@ from sampling_async._bulk.asked import AskedPairs
 from sampling_async._bulk.job import Answered, Job
 from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
-from sampling_async._pacing.limit import Line
+from sampling_async._pacing.sketch import Line
 from sampling_async._protocol.requests import MAX_QUOTA_IDS, InviteRequest
 from sampling_async._protocol.results import Listed
 

@@ -75,6 +75,7 @@ class Feedback:
         *,
         read_limit: Callable[[Endpoint, int], float],
     ) -> None:
+        permit.kind.rest(now - began, now)
         if isinstance(answer, SamplingError):
             # After the deadline, the failure itself says nothing about the service.
             if permit.remaining > _NO_TIME:
@@ -107,7 +108,7 @@ class Feedback:
         else:
             limit.answered(generation, running)
         if call.endpoint != "bulk_invite":
-            permit.kind.took(now - began)
+            permit.kind.took(now - began, self._gate.callers.at(now))
 
     def attempt_cancelled(self, permit: Permit, seconds: float, seconds_of_call: float) -> None:
         """Record that a host cancelled a call while an attempt had no response."""

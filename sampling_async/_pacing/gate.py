@@ -33,9 +33,7 @@ _LOWERED: Final = "%s: at most %d requests at once, %d before: the service is ov
 
 # Waiting tasks resume at random moments within this share of a hold after its end, and within a second.
 _SPREAD: Final = 0.1
-
-# Seconds within which reports of overload from two kinds have the same cause.
-_AT_ONCE: Final = 2.0
+_AT_ONCE: Final = 2.0  # seconds within which reports of overload from two kinds have the same cause
 
 # Calls that somebody waits for may go beyond the maximum while the service is well: by two at most, and by a
 # quarter of a small maximum. Then they need not wait for another request while a fan-out has all places.
@@ -57,6 +55,7 @@ class Gate:
         waiting: The number of tasks that wait for a permit.
         callers: The time of those who wait for a call: until its deadline, or until their host cancelled it.
         clock: Returns seconds, from any start.
+        shares: How many clients share what the service can take, this one included.
     """
 
     def __init__(
@@ -67,10 +66,12 @@ class Gate:
         sleep: Callable[[float], Awaitable[object]],
         random: Callable[[], float],
         outage: Outage | None = None,
+        shares: int = 1,
         name: str | None = None,
     ) -> None:
         self._log = PanelLogger(logger, name)
         self.maximum = maximum
+        self.shares = shares
         self._reserved = min(_RESERVED, maximum // _RESERVED_SHARE)
         self._outage = outage
         if outage is not None:
@@ -106,7 +107,7 @@ class Gate:
     def kind(self, name: str) -> WorkKind:
         """Return the state of a kind of work."""
         if name not in self._kinds:
-            self._kinds[name] = WorkKind(name, self.maximum)
+            self._kinds[name] = WorkKind(name, self.maximum, self.shares)
         return self._kinds[name]
 
     def held_for(self, kind: WorkKind | None = None) -> float:
@@ -190,7 +191,7 @@ class Gate:
             # was lowered because of others has reported nothing, so it must not count as a second report.
             if now - max(other.reported_at, other.lowered_at) >= _AT_ONCE:
                 other.lowered_at = now
-                other.adaptive.overloaded(other.adaptive.generation, is_careful=was_late)
+                other.adaptive.overloaded(other.adaptive.generation, is_careful=was_late and bool(other.held))
 
     async def acquire(self, permit: Permit) -> None:
         """Wait until a permit is granted, there is no hold or outage, and its kind's pace allows an attempt.

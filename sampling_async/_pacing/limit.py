@@ -15,7 +15,9 @@ from collections import deque
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Final
 
-from attrs import define, field, frozen
+from attrs import define, field
+
+from sampling_async._pacing.sketch import LatencyLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,8 +94,9 @@ class Pace:
         is_on: Whether there is a rate.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shares: int = 1) -> None:
         self.is_on = False
+        self._shares = shares
         self._rate = inf  # a second, at the latest refusal: measured or guessed
         self._is_measured = False
         self._is_sure = False  # whether it was measured again with a measured one
@@ -105,6 +108,7 @@ class Pace:
         self._cost = 0.0  # the attempts that the latest refusal cost, because the service asked to wait
         self._accepted_at: deque[float] = deque(maxlen=_ENOUGH)
         self._next_at = -inf
+        self._rests_until = -inf
         self._latest_at = -inf  # when the latest attempt began, or was refused
         self._in_a_row = 0  # refusals since an attempt was accepted that began after a refusal
         self._is_dry = False  # whether nothing was accepted since the latest refusal
@@ -144,7 +148,7 @@ class Pace:
     def _known_rate(self) -> float:
         if self._rate == inf or self._unpaced is not None:
             return inf
-        accepted = self._stretch.accepted if self._is_resumed else 0
+        accepted = self._stretch.accepted * self._shares if self._is_resumed else 0
         if not self._is_measured:
             return self._rate * (1 + accepted / _ENOUGH)
         # With a measured rate of 100 a second: 90 right after the refusal, 100 after 20 accepted attempts, then
@@ -256,9 +260,13 @@ class Pace:
     def held(self, until: float) -> None:
         self._held_until = max(self._held_until, until)
 
+    def rest(self, until: float) -> None:
+        """Let no attempt begin until a moment, whatever the rate."""
+        self.is_on, self._rests_until = True, until
+
     def wait(self, now: float, longest: float = inf) -> float:
         """Return the seconds until the next attempt may begin, at most `longest` after the latest one."""
-        wait = min(self._next_at, self._latest_at + longest) - now
+        wait = max(self._rests_until, min(self._next_at, self._latest_at + longest)) - now
         return wait if wait > NEXT_TO_NOTHING else 0.0
 
     def begin(self, now: float) -> None:
@@ -285,6 +293,7 @@ class Pace:
             # turns of those who did not wait would add up, and outlast the guess.
             due = min(now, max(self._next_at, now - min(_TIMER_LATENESS, gap / 10)))
             self._next_at = due + gap
+            self.is_on = gap > 0  # without a rate, it was on for a rest
 
     def _lift_with_time(self) -> None:
         """Let time raise the rate: after trouble to that of before, and a rough measurement beyond it."""
@@ -353,85 +362,34 @@ class _Unpaced:
         return True
 
 
-_START: Final = 8  # the first limit
+_START: Final = 8  # the first limit, of all shares together
+_LEAST: Final = 1 / 8  # the lowest limit
+_LONGEST_REST: Final = 1.0  # seconds: somebody always tries
 OVERLOADED: Final = 0.5  # the factor for the limit after an overload
 
 # Ratios of a response's time to the expected one. Up to the first, the limit grows by 1 with each response; up
-# to the second, by about 1 with each full set of responses; above the third, it is lowered.
+# to the second, by about 1 with each full set of responses; above the third, it is lowered. Responses that take
+# more than a share of the time that callers have let it grow slowly, or not at all.
 _AT_EASE: Final = 1.25
 _GROWING: Final = 2.0
 _TOO_SLOW: Final = 3.0
 
 _HARMLESS: Final = 1 / 20  # of the time limit: a response this fast is never too slow
 _FELT: Final = 1 / 4  # of the time that callers have: not this fast either
+BARELY: Final = 1 / 2  # of the time that callers have: with one more in the line, they would give up
 _LONG: Final = 2.0  # seconds that callers have, or more
-_RELEARNED: Final = 0.25  # the weight of a longer time that was measured without other load of this client
-_LATEST: Final = 0.1  # the weight of the latest time in the moving average
-
-
-@frozen
-class Line:
-    """The seconds that a request with `n` quota IDs takes: `a + b * n`."""
-
-    a: float
-    b: float
-
-    def __call__(self, quota_ids: int) -> float:
-        return self.a + self.b * quota_ids
-
-
-class LatencyLine:
-    """The shortest time for each number of quota IDs, and the line through these times.
-
-    Each time is a moving average over responses: of varying times, one of many is short by chance.
-    """
-
-    def __init__(self) -> None:
-        self._recent: dict[int, float] = {}
-        self._best: dict[int, float] = {}
-        self.line: Line | None = None  # None before the first response
-
-    def add(self, quota_ids: int, seconds: float, *, alone: bool) -> None:
-        """Add the time of one response. With `alone`, no other attempt of this client was running.
-
-        Then this client did not cause a longer time, so a longer time counts too. Otherwise a service that has
-        become slower for good would look overloaded from then on.
-        """
-        recent = self._recent.get(quota_ids, seconds)
-        recent = self._recent[quota_ids] = recent + _LATEST * (seconds - recent)
-        best = self._best.get(quota_ids)
-        if best is None or recent < best:
-            self._best[quota_ids] = recent
-        elif alone:
-            self._best[quota_ids] = best + _RELEARNED * (recent - best)
-        else:
-            return
-        self.line = _through(self._best)
-
-
-def _through(points: dict[int, float]) -> Line:
-    """Return the line of least squares through points, with `a` and `b` of at least 0.
-
-    One point does not determine a line. The time then counts as proportional to the IDs, as the contract says.
-    """
-    # With 0.3 s for 10 IDs and 1.2 s for 100 IDs, b is 0.9 s / 90 = 0.01 s an ID, and a is 0.3 - 0.1 = 0.2 s.
-    count = len(points)
-    mean_n, mean_t = sum(points) / count, sum(points.values()) / count
-    spread = sum((n - mean_n) ** 2 for n in points)
-    b = sum((n - mean_n) * (t - mean_t) for n, t in points.items()) / spread if spread else float("inf")
-    if b * mean_n > mean_t:
-        # `a` would be below 0, so this is the best line through the origin. One point, with an infinite `b`,
-        # ends here too.
-        return Line(0.0, sum(n * t for n, t in points.items()) / sum(n * n for n in points))
-    b = max(0.0, b)
-    return Line(mean_t - b * mean_n, b)
 
 
 @define
 class AdaptiveLimit:
-    """A limit between 1 and a maximum that adapts to the load that the service can take."""
+    """A limit, at most a maximum, that adapts to the load that the service can take.
+
+    Below 1 it is a share of the time: with 1/4, nothing is sent for 0.6 s after an attempt of 0.2 s. Otherwise
+    four shares of a service that works on one request at once would keep all callers waiting for too long.
+    """
 
     maximum: int
+    shares: int = 1  # how many clients share what the service can take, this one included
     latency: LatencyLine = field(factory=LatencyLine, init=False)
     # The number of overloads and outages so far that changed the limit. Several attempts of one generation may
     # report the same overload, and only the first report changes the limit.
@@ -441,17 +399,23 @@ class AdaptiveLimit:
     _careful_from: float = field(default=inf, init=False)  # the limit above which it grows slowly
 
     def __attrs_post_init__(self) -> None:
-        self._limit = float(min(_START, self.maximum))
+        self._limit = float(min(max(1, _START // self.shares), self.maximum))
 
     @property
     def limit(self) -> int:
-        return int(self._limit)
+        return max(1, int(self._limit))
+
+    def rest(self, seconds: float) -> float:
+        """Return the seconds without an attempt that follow one that took `seconds`."""
+        return min(_LONGEST_REST, seconds * (1.0 / self._limit - 1.0)) if self._limit < 1.0 else 0.0
 
     def overloaded(self, generation: int, share: float = OVERLOADED, *, is_careful: bool = False) -> None:
         """Record that an attempt of a generation overloaded the service; `share` of the limit is left."""
         if generation == self.generation:
-            self._limit = max(1.0, self._limit * share)
-            self._careful_from = self._limit if is_careful else self._careful_from
+            if is_careful:
+                self._limit = self._careful_from = max(_LEAST, self._limit * share)
+            else:
+                self._limit = max(min(1.0, self._limit), self._limit * share)
             self.generation += 1
 
     def start_again(self) -> None:
@@ -489,12 +453,12 @@ class AdaptiveLimit:
             # If 8 ran and took 4 times as long, the service worked on 8 / 4 = 2 at once. The limit becomes
             # twice that, 4, so that the service always has the next one waiting.
             self._limit = self._careful_from = min(self._limit, max(1.0, _GROWING * among / ratio))
-        elif ratio <= _AT_EASE:
-            self._grow(1.0 if self._limit < self._careful_from else 1.0 / self._limit, generation, running)
-        elif ratio <= _GROWING and seconds <= callers / 2:
+        elif ratio <= _AT_EASE and self._limit < self._careful_from and seconds <= _FELT * callers:
+            self._grow(1.0, generation, running)
+        elif ratio <= _GROWING and seconds <= BARELY * callers:
             self._grow(1.0 / self._limit, generation, running)
 
     def _grow(self, step: float, generation: int, running: int) -> None:
         # If less than half of the limit was used, the response says nothing about a higher limit.
         if generation == self.generation and running * 2 >= self.limit:
-            self._limit = min(float(self.maximum), self._limit + step)
+            self._limit = min(float(self.maximum), self._limit + min(step, self._limit))

@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from sampling_async._pacing.limit import AdaptiveLimit, Pace
+from sampling_async._pacing.limit import BARELY, AdaptiveLimit, Pace
 from sampling_async._pacing.loops import BusyIntervals
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _LATE_SHARE: Final = 0.25
 _LEAVING_SHARE: Final = 0.5
 _UNUSUAL: Final = 2.0
 
-_OLDEST: Final = 10  # one in so many is the oldest, if callers have no deadline: some may never give up
+_OLDEST: Final = 40  # one in so many is the oldest, if callers have no deadline: some may never give up
 
 # Attempts that have no response at their deadline show overload for so many seconds. Then only those do that
 # took much longer than the shortest time of a call.
@@ -140,9 +140,9 @@ class LeastTime:
 class WorkKind:
     """The state of one kind of work at a gate."""
 
-    def __init__(self, name: str, maximum: int) -> None:
-        self.adaptive = AdaptiveLimit(maximum)
-        self.pace = Pace()
+    def __init__(self, name: str, maximum: int, shares: int = 1) -> None:
+        self.adaptive = AdaptiveLimit(maximum, shares)
+        self.pace = Pace(shares)
         self.held: set[object] = set()  # its permits
         # Of those, the one that waits for its turn by the pace, and uses no turn if it gives up. Only one may:
         # the others of this kind stay in the line, and leave the gate's places to other kinds.
@@ -154,7 +154,7 @@ class WorkKind:
         # a heap of the other lanes with waiters, ordered by turn
         self.lanes: list[tuple[float, int, Lane]] = []
         self._best = inf  # the shortest time of a call
-        self._cut_off_at = inf  # when the first attempt since a response had none at its deadline
+        self._cut_off_at = inf  # when the first attempt since a response in good time had none at its deadline
         self.usual = 0.0  # seconds that a call takes, as a moving average; of a bulk request, see `LatencyLine`
         self.held_until = -inf  # when the latest hold ends
         self.shut = BusyIntervals()  # when waiters waited for the end of a hold or an outage
@@ -162,9 +162,16 @@ class WorkKind:
         self.lowered_at = -inf  # when the limit was last lowered because other kinds reported overload
         self.spread = 0.0  # seconds after a hold within which its waiters resume
 
-    def took(self, seconds: float) -> None:
+    def took(self, seconds: float, callers: float) -> None:
         self.usual += _LATEST * (seconds - self.usual) if self.usual else seconds
-        self._best, self._cut_off_at = min(self._best, seconds), inf
+        self._best = min(self._best, seconds)
+        if seconds <= BARELY * callers:
+            self._cut_off_at = inf
+
+    def rest(self, seconds: float, now: float) -> None:
+        """Let no attempt begin for a while after one that took `seconds`, if the limit is below 1."""
+        if rest := self.adaptive.rest(seconds):
+            self.pace.rest(now + rest)
 
     def was_cut_off(self, seconds: float, now: float) -> bool:
         """Record an attempt that had no response at its deadline; return whether that shows overload.

@@ -36,9 +36,12 @@ class Parts:
     def __init__(self, timeouts: Timeouts | None = None, remaining: float = 60.0) -> None:
         self.gate, self.outage, self.pace, self.limit = Told(), Told(), Told(), Told()
         self.gate.callers = SimpleNamespace(at=lambda now: 1.5 if now == NOW else None)  # type: ignore[attr-defined]
-        self.took: list[float] = []
+        self.took: list[tuple[float, float]] = []
+        self.rests: list[tuple[float, float]] = []
         self.cut_off: list[float] = []
-        kind = SimpleNamespace(pace=self.pace, adaptive=self.limit, held={1, 2, 3, 4}, took=self.took.append)
+        kind = SimpleNamespace(pace=self.pace, adaptive=self.limit, held={1, 2, 3, 4})
+        kind.took = lambda seconds, callers: self.took.append((seconds, callers))
+        kind.rest = lambda seconds, now: self.rests.append((seconds, now))
         kind.was_cut_off = lambda seconds, now: self.cut_off.append(seconds) or len(self.cut_off) > 1
         self.permit: Any = SimpleNamespace(kind=kind, generation=7, among=5, remaining=remaining)
         self.permit.is_waited_for = True
@@ -67,7 +70,8 @@ def test_an_answer_is_reported_to_outage_pace_and_limit():
     assert parts.outage.told == [("answered", NOW)]
     assert [told[:2] for told in parts.pace.told] == [("answered", NOW)]
     assert parts.limit.told == [("answered", 7, 4)]
-    assert parts.took == [NOW - BEGAN]
+    assert parts.took == [(NOW - BEGAN, 1.5)]
+    assert parts.rests == [(NOW - BEGAN, NOW)]
 
 
 def test_a_page_is_reported_to_the_outage_and_is_no_answer():
@@ -152,3 +156,4 @@ def test_deadlines_that_pass_in_a_row_show_overload():
     parts.learn(SETTINGS, failed(502))
     assert parts.told == {"gate": [("overloaded", parts.permit, True)]}
     assert parts.cut_off == [NOW - BEGAN] * 2
+    assert parts.rests == [(NOW - BEGAN, NOW)] * 2

@@ -49,6 +49,13 @@ def test_a_share_can_be_divided_again():
     assert client_of(max_concurrency=64).share(of=4).share(of=5).snapshot().max_concurrency == 3
 
 
+def test_shares_begin_with_as_many_requests_as_the_whole_client():
+    whole = client_of(max_concurrency=64)
+    assert [
+        client.snapshot().limit for client in (whole, whole.share(of=4), whole.share(of=2).share(of=4))
+    ] == [8, 2, 1]
+
+
 @pytest.mark.parametrize("of", [0, -1, True, 2.0, "2", None])
 def test_a_number_that_is_none_is_refused(of):
     with pytest.raises(InvalidRequestError, match="of must be a whole number of at least 1"):

@@ -819,7 +819,7 @@ async def order_of(deadlines: list[float], *, waited: float) -> list[int]:
         ([math.inf] * 4, 0.4, [0, 1, 2, 3]),
         ([math.inf] * 4, 9.0, [0, 1, 2, 3]),  # nobody is known to give up
         ([math.inf, 9.0, 9.0], 0.5, [2, 1, 0]),  # who has no deadline gets the time of the others
-        ([math.inf] * 12 + [9.0], 0.5, [*range(12, 3, -1), 0, 3, 2, 1]),  # and one in ten is the oldest
+        ([math.inf] * 42 + [9.0], 0.5, [*range(42, 3, -1), 0, 3, 2, 1]),  # and one in forty is the oldest
     ],
 )
 async def test_the_newest_goes_first_once_the_first_has_waited_for_long(deadlines, waited, order):
@@ -844,7 +844,7 @@ async def test_soon_after_a_storm_a_call_may_go_beyond_the_maximum_again(seconds
 async def test_a_call_leaves_the_line_when_twice_its_usual_time_is_left():
     time = doubles.FakeTime()
     shut = fixed(1, time)
-    shut.kind("work").took(0.5)
+    shut.kind("work").took(0.5, math.inf)
     lane = shut.kind("work").interactive
     for until, leaves in ((10.0, 9.0), (2.0, 1.0), (1.0, 0.5), (math.inf, math.inf)):
         permit = Permit(shut, lane, until)
@@ -998,3 +998,34 @@ def test_only_the_latest_waits_are_known():
     assert waits.within(0.0, 300.0) == 128.0
     assert waits.within(0.0, 44.0) == 0.0
     assert waits.within(43.0, 45.0) == 0.5
+
+
+# --- A limit below one
+
+
+async def test_below_one_a_kind_rests_after_each_attempt_and_who_has_no_time_for_that_leaves_at_once():
+    time = doubles.FakeTime()
+    shut, lane = fixed(8, time), Lane("work")
+    kind = shut.kind("work")
+    kind.adaptive._limit = 0.25
+    first = Permit(shut, lane)
+    assert await first.acquire()
+    time.now = 0.2
+    kind.rest(0.2, time.now)
+    first.release()
+    hasty = Permit(shut, kind.interactive, until=0.5)
+    assert not await hasty.acquire()
+    assert time.slept == []
+    second = Permit(shut, lane)
+    assert await second.acquire()
+    assert time.slept == [pytest.approx(0.6)]
+    second.release()
+
+
+def test_responses_that_hardly_come_in_time_do_not_hide_those_that_come_too_late():
+    for seconds, is_overload in ((0.1, False), (0.2, True)):
+        kind = WorkKind("work", 8)
+        for now in (1.0, 2.0):
+            shown = kind.was_cut_off(0.3, now)
+            kind.took(seconds, callers=0.3)
+        assert shown is is_overload

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling_async._pacing.limit import AdaptiveLimit, LatencyLine, Line, Pace
+from sampling_async._pacing.limit import AdaptiveLimit, Pace
+from sampling_async._pacing.sketch import LatencyLine, Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -401,6 +402,68 @@ def test_above_what_was_too_much_it_grows_by_one_with_each_full_set_of_responses
     for _ in range(3):
         answered(adaptive, 1.0)
     assert adaptive._limit == 4  # up to there, each response opens a place
+
+
+def test_below_one_the_limit_is_a_share_of_the_time():
+    adaptive = AdaptiveLimit(8)
+    rests = []
+    for generation in range(8):
+        adaptive.overloaded(generation, is_careful=True)
+        rests.append(adaptive.rest(0.1))
+    assert rests == pytest.approx([0.0, 0.0, 0.0, 0.1, 0.3, 0.7, 0.7, 0.7])
+    assert adaptive.rest(0.5) == 1.0  # somebody tries once a second
+    assert adaptive.limit == 1
+    adaptive.overloaded(adaptive.generation)  # a refusal raises nothing
+    assert adaptive.rest(0.1) == pytest.approx(0.7)
+    rests = []
+    for _ in range(4):
+        answered(adaptive, 0.1, callers=1.0, running=1)
+        rests.append(adaptive.rest(0.1))
+    assert rests == pytest.approx([0.3, 0.1, 0.0, 0.0])
+    assert adaptive.limit == 2
+
+
+def test_a_limit_that_refusals_lower_stays_one():
+    adaptive = AdaptiveLimit(8)
+    for generation in range(9):
+        adaptive.overloaded(generation)
+    assert (adaptive.limit, adaptive.rest(9.0)) == (1, 0.0)
+
+
+@pytest.mark.parametrize(("callers", "limit"), [(math.inf, 11), (4.0, 11), (3.9, 8), (1.9, 8)])
+def test_it_grows_fast_by_responses_within_a_quarter_of_the_time_that_callers_have(callers, limit):
+    adaptive = AdaptiveLimit(99)
+    for _ in range(3):
+        answered(adaptive, 1.0, ids=1, patience=1.0, callers=callers)
+    assert adaptive.limit == limit
+
+
+@pytest.mark.parametrize(("shares", "limit"), [(1, 8), (2, 4), (3, 2), (8, 1), (100, 1)])
+def test_shares_begin_with_their_part(shares, limit):
+    assert AdaptiveLimit(64, shares).limit == limit
+
+
+def test_a_rest_keeps_attempts_from_beginning_and_leaves_no_rate():
+    pace = Pace()
+    pace.begin(1.0)
+    pace.rest(3.0)
+    assert (pace.wait(1.5), pace.wait(2.9, 0.25), pace.wait(3.0)) == (1.5, pytest.approx(0.1), 0.0)
+    pace.begin(3.0)
+    assert (pace.is_on, pace.rate, pace.wait(3.0)) == (False, math.inf, 0.0)
+
+
+def test_a_share_counts_what_the_others_are_probably_let_through():
+    rates = []
+    for shares in (1, 4):
+        pace = Pace(shares)
+        allowed(pace, 20, 5, 200)
+        now, before = 1000.0, pace.rate
+        for _ in range(200):
+            now += pace.wait(now)
+            pace.begin(now)
+            pace.answered(now)
+        rates.append(pace.rate / before)
+    assert rates[1] > 10 * rates[0]
 
 
 def test_a_longer_time_is_measured_by_a_quarter_of_the_difference():
