@@ -51,9 +51,8 @@ def test_a_share_can_be_divided_again():
 
 def test_shares_begin_with_as_many_requests_as_the_whole_client():
     whole = client_of(max_concurrency=64)
-    assert [
-        client.snapshot().limit for client in (whole, whole.share(of=4), whole.share(of=2).share(of=4))
-    ] == [8, 2, 1]
+    clients = (whole, whole.share(of=4), whole.share(of=2).share(of=4))
+    assert [client.snapshot().limit for client in clients] == [8, 2, 1]
 
 
 @pytest.mark.parametrize("of", [0, -1, True, 2.0, "2", None])
