@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cas
 import attrs
 import msgspec
 
-from sampling_async._contract.errors import DecodeError
+from sampling_async._contract.errors import DecodeError, InvalidRequestError
 from sampling_async._contract.records import RECORDS, Invite, Quotas, Setting, Survey, wire_name
 from sampling_async._contract.settings import PartnerSettings
 from sampling_async._contract.structs import WireStruct
@@ -79,7 +79,10 @@ def from_json(cls: type[T], body: bytes | str) -> T:
 
     Raises:
         DecodeError: The body is not JSON, or breaks the contract; `path` names the place.
+        InvalidRequestError: `cls` is a body: the arguments stand in the other order.
     """
+    if isinstance(cls, bytes | str):  # the error of cattrs would hold the whole body
+        raise InvalidRequestError("from_json takes the class first, then the body: from_json(Quotas, body)")
     return structure(cls, rules.encoded(body))
 
 

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from sampling_async import (
     DecodeError,
+    InvalidRequestError,
     Invite,
     InviteRequest,
     Journal,
@@ -705,3 +706,10 @@ def test_a_line_of_another_form_is_refused_and_not_shown(converter, line):
     for value in ([line], json.dumps([line]).encode()):
         with pytest.raises(DecodeError, match=r"^\$\[0\]: expected OutcomeLine$"):
             converter.structure(value, list[OutcomeLine])
+
+
+@pytest.mark.parametrize("body", [b"{}", '{"Surveys": []}'])
+def test_a_body_in_place_of_the_class_is_named_and_not_shown(body):
+    with pytest.raises(InvalidRequestError, match="takes the class first") as caught:
+        from_json(body, Quotas)
+    assert str(body) not in str(caught.value)
