@@ -48,8 +48,8 @@ from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.settings import MemberURL, PartnerSettings
 from sampling_async._contract.timing import Timing
 from sampling_async._json.converter import describe_to_pydantic, from_json, make_converter, to_json
+from sampling_async._pacing.latency import Percentiles
 from sampling_async._pacing.patience import OutagePolicy
-from sampling_async._pacing.sketch import Percentiles
 from sampling_async._protocol.requests import InviteRequest
 from sampling_async._protocol.results import BulkInviteResult, IncompleteBulkError, InviteOutcome, OutcomeStatus
 from sampling_async._snapshot import Connections, Snapshot

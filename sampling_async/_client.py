@@ -72,14 +72,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from sampling_async._bulk.asked import AskedPairs
+    from sampling_async._bulk.asked import RequestedPairs
     from sampling_async._bulk.options import Goal, Repeats
     from sampling_async._calls.reports import AttemptReport, CallReport
     from sampling_async._contract.checks import Text
     from sampling_async._contract.records import Invite, Quotas, RecontactMembers, Survey
     from sampling_async._contract.settings import PartnerSettings
     from sampling_async._journal.journal import Journal
-    from sampling_async._pacing.sketch import Percentiles
+    from sampling_async._pacing.latency import Percentiles
     from sampling_async._profiles.record import PanelProfile
     from sampling_async._protocol.results import BulkInviteResult, InviteOutcome
     from sampling_async._telemetry.otel import Telemetry
@@ -506,8 +506,8 @@ class SamplingClient:
     def _latency(self) -> dict[Endpoint, Percentiles]:
         latency: dict[Endpoint, Percentiles] = {}
         # A copy in one step: another thread may ask, while the loop's adds an endpoint.
-        for endpoint, sketch in tuple(self._caller.feedback.latency.items()):
-            percentiles = sketch.percentiles(self._gate.clock())
+        for endpoint, histogram in tuple(self._caller.feedback.latency.items()):
+            percentiles = histogram.percentiles(self._gate.clock())
             if percentiles is not None:
                 latency[endpoint] = percentiles
         return latency
@@ -855,7 +855,7 @@ class SamplingClient:
         self,
         recorder: Recorder | None = None,
         replay: Replay | None = None,
-        asked: AskedPairs | None = None,
+        asked: RequestedPairs | None = None,
     ) -> Inviter:
         return Inviter(self._caller, self._panel_guid, recorder, replay, asked)
 

@@ -8,7 +8,7 @@ from typing import Literal
 from attrs import frozen
 
 from sampling_async._contract.errors import Endpoint
-from sampling_async._pacing.sketch import Percentiles
+from sampling_async._pacing.latency import Percentiles
 
 
 @frozen(kw_only=True)

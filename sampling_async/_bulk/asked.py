@@ -79,7 +79,7 @@ class EarlierRequest:
         return len(invites)
 
 
-class AskedPairs:
+class RequestedPairs:
     """The pairs of member and quota that one fan-out has requested. `most_bytes` are without invites."""
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, most_invites: int = MOST_INVITES) -> None:
@@ -221,7 +221,7 @@ class AskedPairs:
 class Repetition:
     """Quota IDs of one member that the fan-out has requested before, each with the latest such request."""
 
-    def __init__(self, asked: AskedPairs, member_code: str, earlier: Mapping[int, EarlierRequest]) -> None:
+    def __init__(self, asked: RequestedPairs, member_code: str, earlier: Mapping[int, EarlierRequest]) -> None:
         self._asked = asked
         self._member_code = member_code
         self._earlier = dict(earlier)

@@ -23,10 +23,9 @@ from sampling_async._contract.errors import (
     delivered,
     is_test_failure,
 )
-from sampling_async._contract.exchange import MAX_RETRY_AFTER
+from sampling_async._contract.exchange import MAX_RETRY_AFTER, UNAVAILABLE
 from sampling_async._contract.headers import no_headers
 from sampling_async._contract.result_codes import ResultCode
-from sampling_async._contract.statuses import UNAVAILABLE
 from sampling_async._contract.structs import replace
 from sampling_async._pacing.loops import DECODE, JOURNAL, PERMIT
 from sampling_async._protocol.requests import Chunk, bulk_invite, cut, private_texts
@@ -35,7 +34,7 @@ from sampling_async._protocol.results import Listed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sampling_async._bulk.asked import AskedPairs
+    from sampling_async._bulk.asked import RequestedPairs
     from sampling_async._bulk.job import EarlierOutcomes
     from sampling_async._calls.call import Caller
     from sampling_async._calls.reports import CallTrack, Hooks
@@ -87,7 +86,7 @@ class Inviter:
         panel_guid: str,
         recorder: Recorder | None = None,
         replay: Replay | None = None,
-        asked: AskedPairs | None = None,
+        asked: RequestedPairs | None = None,
     ) -> None:
         self._caller = caller
         self._panel_guid = panel_guid

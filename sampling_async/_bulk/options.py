@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from attrs import frozen
 
-from sampling_async._bulk.asked import AskedPairs
+from sampling_async._bulk.asked import RequestedPairs
 from sampling_async._bulk.job import Answered, Job
 from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
-from sampling_async._pacing.sketch import Line
+from sampling_async._pacing.latency import Line
 from sampling_async._protocol.requests import MAX_QUOTA_IDS, InviteRequest
 from sampling_async._protocol.results import Listed
 
@@ -126,7 +126,7 @@ def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, 
     return BulkOptions(size, _spreading(gate, size) if is_first else None, _share_of(weight), until)
 
 
-def asked_pairs(repeats: Repeats, *, has_journal: bool) -> AskedPairs | None:
+def asked_pairs(repeats: Repeats, *, has_journal: bool) -> RequestedPairs | None:
     """Return what remembers the pairs of a fan-out, if it is needed: a journal remembers them itself."""
     if repeats not in {"once", "ask"}:
         raise InvalidRequestError(f'repeats must be "once" or "ask", not {repeats!r}')
@@ -134,7 +134,7 @@ def asked_pairs(repeats: Repeats, *, has_journal: bool) -> AskedPairs | None:
         raise InvalidRequestError(
             'a journal sends each pair once, so repeats cannot be "ask" with it; leave one of the two out'
         )
-    return None if has_journal or repeats == "ask" else AskedPairs()
+    return None if has_journal or repeats == "ask" else RequestedPairs()
 
 
 def _spreading(gate: Gate, largest: int) -> Callable[[int], int]:

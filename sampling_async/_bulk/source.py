@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from collections.abc import Set as AbstractSet
 
-    from sampling_async._bulk.asked import AskedPairs
+    from sampling_async._bulk.asked import RequestedPairs
     from sampling_async._contract.checks import Text
     from sampling_async._journal.run import Replay
 
@@ -307,7 +307,7 @@ class FanOutSource:
         size_of: Callable[[int], int] | None = None,
         remaining: Callable[[], float] | None = None,
         replay: Replay | None = None,
-        asked: AskedPairs | None = None,
+        asked: RequestedPairs | None = None,
     ) -> None:
         self._input = Input(requests, remaining)
         self._size = size

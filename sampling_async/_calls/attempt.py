@@ -22,16 +22,14 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import Reply
+from sampling_async._contract.exchange import ANSWERS, Reply
 from sampling_async._contract.headers import no_headers, request_id_of
 from sampling_async._contract.logs import PanelLogger
-from sampling_async._contract.statuses import ANSWERS
+from sampling_async._pacing.latency import LatencyHistogram
 from sampling_async._pacing.loops import CONNECT, DECODE
 from sampling_async._pacing.outage import Away
-from sampling_async._pacing.sketch import Sketch
 from sampling_async._pacing.threads import in_thread
-from sampling_async._protocol.headers import ReceivedHeaders
-from sampling_async._protocol.refusals import disguised_refusal, refusal
+from sampling_async._protocol.refusals import ReceivedHeaders, disguised_refusal, refusal
 from sampling_async._wire.session import Track
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ class Feedback:
         self._gate = gate
         self._outage = outage
         self.ended = self.failed = self.too_late = self.unused = 0
-        self.latency: dict[Endpoint, Sketch] = {}
+        self.latency: dict[Endpoint, LatencyHistogram] = {}
 
     def attempt_ended(
         self,
@@ -88,10 +86,10 @@ class Feedback:
             permit.kind.pace.answered(now)
             self._went_away(call, "a page came in place of the service's JSON", began, is_certain=False)
             return
-        sketch = self.latency.get(call.endpoint)
-        if sketch is None:
-            sketch = self.latency[call.endpoint] = Sketch()
-        sketch.add(now - began, now)
+        histogram = self.latency.get(call.endpoint)
+        if histogram is None:
+            histogram = self.latency[call.endpoint] = LatencyHistogram()
+        histogram.add(now - began, now)
         self._outage.answered(now)
         limit, generation, running = permit.kind.adaptive, permit.generation, len(permit.kind.held)
         permit.kind.pace.answered(now, is_news=generation == limit.generation)

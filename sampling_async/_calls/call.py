@@ -25,9 +25,8 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import MAX_RETRY_AFTER
+from sampling_async._contract.exchange import MAX_RETRY_AFTER, TOO_MANY
 from sampling_async._contract.logs import PanelLogger
-from sampling_async._contract.statuses import TOO_MANY
 from sampling_async._contract.timing import explain
 from sampling_async._pacing.loops import BACKOFF, HOLD, PERMIT, Timeline
 from sampling_async._pacing.outage import logger

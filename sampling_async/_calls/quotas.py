@@ -9,9 +9,8 @@ import anyio
 import anyio.lowlevel
 from attrs import evolve, frozen
 
-from sampling_async._contract.exchange import Reply
+from sampling_async._contract.exchange import NOT_MODIFIED, OK, Reply
 from sampling_async._contract.records import Quotas, leave_out
-from sampling_async._contract.statuses import NOT_MODIFIED, OK
 from sampling_async._json.fast import KnownSurveys
 from sampling_async._json.inventory import Inventory
 from sampling_async._pacing.gc_pauses import defer_full_gc

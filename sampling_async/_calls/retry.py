@@ -15,9 +15,15 @@ from sampling_async._contract.errors import (
     ServiceError,
     TransportError,
 )
-from sampling_async._contract.exchange import MAX_RETRY_AFTER
+from sampling_async._contract.exchange import (
+    MAX_RETRY_AFTER,
+    NOT_FOUND,
+    TOO_MANY,
+    UNAVAILABLE,
+    Meaning,
+    statuses,
+)
 from sampling_async._contract.result_codes import ResultCode
-from sampling_async._contract.statuses import NOT_FOUND, TOO_MANY, UNAVAILABLE, Meaning, statuses
 from sampling_async._pacing.patience import doubled
 
 if TYPE_CHECKING:

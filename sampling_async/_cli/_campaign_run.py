@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sampling_async import SamplingClient
-    from sampling_async._protocol.rates import LearnedRates
+    from sampling_async._protocol.lessons import LearnedRates
     from sampling_async.campaign import Summary
     from sampling_async.campaign._ledger import CampaignLedger
 

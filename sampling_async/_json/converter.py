@@ -11,7 +11,7 @@ Reading
       read as `SurveyID`, `WaveID` and `QuotaID`. Unknown fields are ignored.
     - Scalars are strict: no text for a number, no number for text, no null for either, 64 bits for a whole
       number. There are two exceptions, which lose nothing: `7.0` is a whole number, and `1` is a double.
-    - The tables in `fields.py` say which fields may be null or missing, and what that means. All other fields
+    - The table in `rules.py` says which fields may be null or missing, and what that means. All other fields
       are required, and the URL of an invite is not empty.
     - AnswerValues: a list of strings (or whole numbers), a string, or null. Commas separate values in all of
       them. Blanks around a value and empty values are dropped.
@@ -42,7 +42,7 @@ from sampling_async._contract.settings import PartnerSettings
 from sampling_async._contract.structs import WireStruct
 from sampling_async._json import fast, rules
 from sampling_async._json.fast import Part, UnreadReply, WireReply
-from sampling_async._json.fields import DRIFTED, NULLS, OMITTED, READ_BY, SCALARS, ZEROS
+from sampling_async._json.rules import DRIFTED, NULLS, OMITTED, READ_BY, SCALARS, ZEROS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -45,8 +45,7 @@ from sampling_async._contract.records import (
     wire_name,
 )
 from sampling_async._contract.structs import WireStruct, value
-from sampling_async._json.fields import NULLS
-from sampling_async._json.rules import Mismatch, answer_values, date_time
+from sampling_async._json.rules import NULLS, Mismatch, answer_values, date_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,8 +19,7 @@ from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey, leave_out
 from sampling_async._json.converter import from_json, structure
 from sampling_async._json.fast import Part, Shared
-from sampling_async._json.fields import spelled
-from sampling_async._json.rules import parse, says_absent, whole_number_or_none
+from sampling_async._json.rules import parse, says_absent, spelled, whole_number_or_none
 
 if TYPE_CHECKING:
     from sampling_async._contract.records import PartialKey

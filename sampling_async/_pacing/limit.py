@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
-from sampling_async._pacing.sketch import LatencyLine
+from sampling_async._pacing.latency import LatencyLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

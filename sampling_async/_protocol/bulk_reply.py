@@ -14,8 +14,7 @@ from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.structs import astuple, replace, value
 from sampling_async._json.converter import from_json, structure
 from sampling_async._json.fast import UnreadReply, WireReply
-from sampling_async._json.fields import zeros
-from sampling_async._json.rules import parse, whole_number_or_none
+from sampling_async._json.rules import parse, whole_number_or_none, zeros
 from sampling_async._protocol.refusals import text_of, without
 from sampling_async._protocol.results import (
     MOST_SAID,

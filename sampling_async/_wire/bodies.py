@@ -16,7 +16,7 @@ from attrs import field, frozen
 
 from sampling_async._contract.checks import positive
 from sampling_async._contract.errors import DecodeError
-from sampling_async._contract.statuses import NOT_MODIFIED
+from sampling_async._contract.exchange import NOT_MODIFIED
 from sampling_async._pacing.loops import Stepwise
 
 if TYPE_CHECKING:

@@ -6,11 +6,13 @@ Here the gate limits how many requests run, and a connection belongs either to o
 idle connections. A request that does not end with its whole response closes its connection at once, without
 `await`. A request that is sent while the server closes the idle connection ends `unknown`. So an idle
 connection is reused only while it is certainly open, and on asyncio it is closed as soon as the server closes
-it. On trio nothing may run without a nursery: there that waits for the next request.
+it. On trio nothing may run without a nursery: there that waits for the next request. Connections
+through an HTTP proxy are made with CONNECT.
 """
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 import weakref
@@ -24,21 +26,90 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import anyio
 import httpx
 
-from sampling_async._contract.statuses import Meaning, statuses
+from sampling_async._contract.exchange import FORBIDDEN, Meaning, statuses
 from sampling_async._pacing.loops import BODY, FIRST_BYTE, SEND, asyncio_loop
 from sampling_async._wire.bodies import Request
 from sampling_async._wire.connection import CONNECTING, BodyStream, Connection, Response, Traffic
 from sampling_async._wire.failures import Refusal
-from sampling_async._wire.sockets import Lookups, Wire, connect, is_of_the_system
+from sampling_async._wire.http1 import ResponseParser
+from sampling_async._wire.sockets import Lookups, Wire, connect, is_of_the_system, received, send_whole
 from sampling_async._wire.trust import Unusable, alert_in, default_context
-from sampling_async._wire.tunnels import UNAUTHORIZED, Tunnel, credentials_for, refusal_of
 
 if TYPE_CHECKING:
     import asyncio
+    import socket
     from collections.abc import Callable, Mapping
 
     from sampling_async._wire.address import KeyHeader, Proxy
-    from sampling_async._wire.http1 import ResponseParser
+
+
+UNAUTHORIZED: Final = 407
+# A client ignores these in a successful answer to CONNECT (RFC 9110 9.3.6), and reads no body of another one.
+_FRAMING: Final = re.compile(rb"(?:content-length|transfer-encoding):", re.IGNORECASE)
+_LINE_BYTES: Final = 2**16
+_OK: Final = range(200, 300)
+_PASSING: Final = statuses(Meaning.PASSING)
+_WHO: Final = ": check the user and password in proxy= or SAMPLING_PROXY"
+_SAYS: Final = {
+    401: _WHO,  # tinyproxy's status for a wrong password
+    UNAUTHORIZED: _WHO,
+    FORBIDDEN: ": it does not allow connections to this host, for this client or for any",
+}
+
+
+class Tunnel:
+    """A tunnel through a proxy to a host. The proxy cannot read what TLS sends through it."""
+
+    def __init__(self, proxy: Proxy, host: str, port: int) -> None:
+        self._proxy = proxy
+        self._target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def dig(self, sock: socket.socket) -> None:
+        """Send CONNECT on a new connection to the proxy. After that, all bytes go to the host."""
+        lines = [f"CONNECT {self._target} HTTP/1.1", f"Host: {self._target}"]
+        lines += [f"{name}: {value}" for name, value in credentials_for(self._proxy).items()]
+        await send_whole(sock, "\r\n".join([*lines, "", ""]).encode("ascii"))
+        answer, rest, is_left_out = ResponseParser(), b"", False
+        try:
+            # Feed line by line, so that `rest` has exactly the bytes after the head.
+            while not answer.status:
+                line, rest = await _line(sock, rest)
+                is_left_out = bool(_FRAMING.match(line)) or (is_left_out and line.startswith((b" ", b"\t")))
+                if not is_left_out:
+                    answer.feed(line)
+        except httpx.RemoteProtocolError:
+            raise Refusal("the proxy did not respond in HTTP/1.1") from None
+        finally:
+            answer.let_go()
+        if answer.status not in _OK:
+            raise refusal_of(answer.status)
+        if rest:
+            raise Refusal("the proxy sent bytes after its response, before anything was sent to the host")
+
+
+async def _line(sock: socket.socket, begun: bytes) -> tuple[bytes, bytes]:
+    """Return the next line of a head with its end, and what came after it.
+
+    Without an end it is the last, or too long.
+    """
+    line = b""
+    while True:
+        data = begun or await received(sock)
+        start, newline, begun = data.partition(b"\n")
+        line += start + newline
+        if newline or not data or len(line) > _LINE_BYTES:
+            return line, begun
+
+
+def credentials_for(proxy: Proxy) -> Mapping[str, str]:
+    """Return the headers with the proxy's credentials. They are sent to the proxy only."""
+    return {} if proxy.authorization is None else {"Proxy-Authorization": proxy.authorization.reveal()}
+
+
+def refusal_of(status: int) -> Refusal:
+    text = f"the proxy answered {status}{_SAYS.get(status, '')}; nothing was sent to the service"
+    return Refusal(text, permanent=status not in _PASSING)
+
 
 _REMEMBERED: Final = 16
 # Seconds. No server has a shorter idle time, so a connection that is closed sooner has another reason.

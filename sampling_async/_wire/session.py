@@ -28,8 +28,7 @@ from sampling_async._contract.errors import (
     SamplingError,
     TransportTimeoutError,
 )
-from sampling_async._contract.exchange import Call, Reply
-from sampling_async._contract.statuses import ANSWERS, OK
+from sampling_async._contract.exchange import ANSWERS, OK, Call, Reply
 from sampling_async._pacing.background import is_foreign_cancellation
 from sampling_async._pacing.blocks import Block, DeadlineScopes
 from sampling_async._pacing.loops import running_loop

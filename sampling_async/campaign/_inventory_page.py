@@ -20,7 +20,7 @@ from sampling_async._contract.currencies import (
     prices_in_one,
     total_of,
 )
-from sampling_async._protocol.rates import qualifying
+from sampling_async._protocol.lessons import qualifying
 from sampling_async.campaign import _charts as charts
 from sampling_async.campaign._charts import Dot
 from sampling_async.campaign._pages import LONGEST_TITLE, clean, rendered

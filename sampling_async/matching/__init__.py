@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sampling_async._contract.extras import install
 from sampling_async._contract.records import Participation
-from sampling_async._protocol.rates import LearnedRates
+from sampling_async._protocol.lessons import LearnedRates
 from sampling_async.matching._conditions import AGE_ANSWERS, Bands, MatchPolicy, Profile, QuestionKinds, Truth
 from sampling_async.matching._evaluate import Reason
 from sampling_async.matching._index import Member, QuotaIndex, UnknownQuotaError

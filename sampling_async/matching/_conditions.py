@@ -1,4 +1,9 @@
-"""Conditions: rows of QuestionsAndAnswers, parsed once, and tested against a member's answers."""
+"""Conditions: rows of QuestionsAndAnswers, parsed once, and tested against a member's answers.
+
+And the rule of a layer: which members fit it, given which members fit its sub-quotas. It is written once, in
+set operations, for four kinds of sets: sets of members, of answer classes, of layers that are evaluated
+together, and sets of one single member (1 is everybody, 0 is nobody).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,13 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from attrs import field, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.records import AGE_BANDS, OPEN_AGE
+from sampling_async.matching._bits import S, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -395,3 +401,33 @@ def _ids(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset[int]
         else:
             note(f"{value!r} is not an answer ID")
     return frozenset(ids)
+
+
+class Fitting(NamedTuple, Generic[S]):
+    certain: S
+    possible: S  # those who certainly fit included
+
+
+def fitting(sub_quotas: Iterable[tuple[S, S, S]], nobody: S, *, exactly_one: bool) -> Fitting[S]:
+    """Return the members who fit a layer: exactly one of its sub-quotas, or at least one.
+
+    In both rules, a member who certainly fits a full sub-quota does not fit the layer. Each of `sub_quotas` has
+    the members who certainly fit it, those who may, and those for whom it is full: everybody or nobody.
+    """
+    # Each set collects the members with one property: they certainly fit (`fit`) or may fit (`may`) at least
+    # one sub-quota, at least two of them (`two_`), one that is full (`full_`), or one that is open.
+    fit = two_fit = may = two_may = may_open = full_fit = full_may = open_fit = nobody
+    for certain, possible, full in sub_quotas:
+        # Order matters: `fit` holds the earlier sub-quotas only, so that `fit & certain` is a second fit.
+        two_fit |= fit & certain
+        fit |= certain
+        two_may |= may & possible
+        may |= possible
+        full_fit |= certain & full
+        full_may |= possible & full
+        open_fit |= without(certain, full)
+        may_open |= without(possible, full)
+    # Possible: an open sub-quota may fit, and no certain fit contradicts that. Certain: an open sub-quota fits,
+    # and no other one may fit that would contradict it.
+    possible = without(may_open, full_fit | two_fit if exactly_one else full_fit)
+    return Fitting(without(open_fit & possible, two_may if exactly_one else full_may), possible)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import Unions, all_of, of_places, without
-from sampling_async.matching._layers import fitting
+from sampling_async.matching._conditions import fitting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from sampling_async.matching._conditions import MatchPolicy, Truth, condition_of
-from sampling_async.matching._layers import fitting
+from sampling_async.matching._conditions import MatchPolicy, Truth, condition_of, fitting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -14,8 +14,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sampling_async.matching._bits import all_of, of_places, without
+from sampling_async.matching._conditions import Fitting, fitting
 from sampling_async.matching._crossed import NARROW
-from sampling_async.matching._layers import Fitting, fitting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -31,7 +31,7 @@ from sampling_async.notifications._handling import GiveUp, HandlerPolicy, RetryL
 from sampling_async.notifications._inbox import Inbox, kept_secrets, rotate_secrets
 from sampling_async.notifications._outcomes import OutcomeLedger, OutcomeRow, QuotaFunnel, SurveyEnding
 from sampling_async.notifications._postgres import PostgresStore
-from sampling_async.notifications._reading import FactStream
+from sampling_async.notifications._reading import FactStream, InboxStatus, KindStatus
 from sampling_async.notifications._records import (
     Completion,
     InviteNotification,
@@ -45,7 +45,6 @@ from sampling_async.notifications._records import (
 )
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._sqlite import SqliteStore
-from sampling_async.notifications._status import InboxStatus, KindStatus
 
 __all__ = [
     "Completion",

@@ -23,9 +23,8 @@ from sampling_async.notifications._entries import read_entries
 from sampling_async.notifications._facts import Hit, Receipt, StoreError
 from sampling_async.notifications._handlers import Handlers, checked_records, kind_of
 from sampling_async.notifications._handling import HandlerPolicy, Handling
-from sampling_async.notifications._reading import FactStream
+from sampling_async.notifications._reading import FactStream, InboxStatus, status_of
 from sampling_async.notifications._records import SETTINGS, Kind
-from sampling_async.notifications._status import InboxStatus, status_of
 from sampling_async.notifications._stores import AnyStore, run_once, store_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from sampling_async._contract.checks import moment_of, number_from_0, text_of
 from sampling_async._contract.frames import ROWS, arrow, batch_of, stream_of, table_of, utc_times
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
-from sampling_async._protocol.rates import LearnedRates
+from sampling_async._protocol.lessons import LearnedRates
 from sampling_async.notifications._entries import member_key, member_text
 from sampling_async.notifications._stores import AnyStore, run_once, store_of
 from sampling_async.notifications._understanding import added, difference, of_hundredths

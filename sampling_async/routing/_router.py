@@ -37,9 +37,8 @@ from sampling_async.notifications._stores import store_of
 from sampling_async.routing._click import Flight, Flights
 from sampling_async.routing._history import DAY, Caps, lesson_of, refused_until
 from sampling_async.routing._links import Settlement, Wish, abandon, begin, enter, settle
-from sampling_async.routing._offers import OfferBook
+from sampling_async.routing._offers import OfferBook, RequestSizer
 from sampling_async.routing._route import Offer, Route, RouterStatus, RouteStatus
-from sampling_async.routing._tempo import Tempo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -146,7 +145,7 @@ class SurveyRouter(BackgroundService):
             clock=clock,
         )
         self._committer = Committer(opened)
-        self._tempo = Tempo()
+        self._sizer = RequestSizer()
         self._flights = Flights(self._fly)
         self._abandoned: dict[str, list[str]] = {}  # questions that may be in the store, and were not followed
         self._tasks: TaskGroup | None = None
@@ -306,7 +305,7 @@ class SurveyRouter(BackgroundService):
 
     async def _step(self, flight: Flight) -> bool:
         """Ask the store, and for some quotas, and return whether the flight goes on."""
-        is_too_late = flight.left <= 0 or (flight.asked and not self._tempo.has_time(flight.left))
+        is_too_late = flight.left <= 0 or (flight.asked and not self._sizer.has_time(flight.left))
         if is_too_late or self._is_closing:
             return False
         goes_on = await self._turn(flight)
@@ -327,7 +326,7 @@ class SurveyRouter(BackgroundService):
             owner=token_hex(8),
             member_code=code,
             offers=offers,
-            most=self._tempo.most(flight.left),
+            most=self._sizer.most(flight.left),
             quota_ids=None if flight.quota_ids is None else frozenset(flight.quota_ids),
             takes_links=flight.takes_links,
             caps=self._caps,
@@ -405,7 +404,7 @@ class SurveyRouter(BackgroundService):
         answered = [each for each in settled if each.state in {"invited", "refused"}]
         if answered:
             refused = sum(each.state == "refused" for each in answered)
-            self._tempo.ended(anyio.current_time() - began, len(answered), refused)
+            self._sizer.ended(anyio.current_time() - began, len(answered), refused)
         for each in answered:
             if each.invite is not None:
                 self._counts["invited"] += 1

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from sampling_async import InvalidRequestError, InviteRequest, OutagePolicy, RetryPolicy
-from sampling_async._bulk.asked import AskedPairs
+from sampling_async._bulk.asked import RequestedPairs
 from sampling_async._bulk.options import asked_pairs
 
 DOUBLED = [InviteRequest("m1", [5, 6]), InviteRequest("m2", [5, 6]), InviteRequest("m1", [5, 6])]
@@ -246,7 +246,7 @@ def bounded(monkeypatch):
     """Return a function that makes fan-outs remember less."""
 
     def bound(**bounds):
-        monkeypatch.setattr("sampling_async._bulk.options.AskedPairs", lambda: AskedPairs(**bounds))
+        monkeypatch.setattr("sampling_async._bulk.options.RequestedPairs", lambda: RequestedPairs(**bounds))
 
     return bound
 
@@ -284,9 +284,9 @@ async def test_the_earliest_requests_are_forgotten_and_this_is_logged_once(bound
 
 async def test_what_is_forgotten_leaves_nothing_behind(bounded, monkeypatch):
     bounded(most_bytes=20_000)
-    made: list[AskedPairs] = []
-    init = AskedPairs.__init__
-    monkeypatch.setattr(AskedPairs, "__init__", lambda self, **k: (init(self, **k), made.append(self))[0])
+    made: list[RequestedPairs] = []
+    init = RequestedPairs.__init__
+    monkeypatch.setattr(RequestedPairs, "__init__", lambda self, **k: (init(self, **k), made.append(self))[0])
     service = doubles.Service(doubles.bulk)
     requests = (InviteRequest(f"m{n % 3}", range(n, n + 5)) for n in range(1, 500))
     async with doubles.client(service) as client:

@@ -10,8 +10,7 @@ import pytest
 
 from sampling_async import ServerError, ServiceError, Timeouts, TransportError
 from sampling_async._calls.attempt import Feedback
-from sampling_async._contract.exchange import Reply
-from sampling_async._contract.statuses import OK
+from sampling_async._contract.exchange import OK, Reply
 from sampling_async._protocol import requests
 
 SETTINGS = requests.get_settings(doubles.PANEL)

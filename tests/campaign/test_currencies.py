@@ -14,7 +14,7 @@ from notifications_kit import SECRET
 from routing_kit import MEMBER, Panel, ids, live_of, router_of
 
 from sampling_async import CurrencyRates, InvalidRequestError, Price
-from sampling_async._protocol.rates import qualifying
+from sampling_async._protocol.lessons import qualifying
 from sampling_async.campaign._comparison import compare
 from sampling_async.campaign._report import comparison_page
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex

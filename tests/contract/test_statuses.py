@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sampling_async._contract.statuses import Meaning, statuses
+from sampling_async._contract.exchange import Meaning, statuses
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ from sampling_async._json import converter as _converter
 from sampling_async._json import fast as _fast
 from sampling_async._json import rules as _rules
 from sampling_async._json.fast import KnownSurveys, Part
-from sampling_async._json.fields import DRIFTED
 from sampling_async._json.inventory import Inventory
+from sampling_async._json.rules import DRIFTED
 from sampling_async._protocol import bulk_reply as _replies
 
 RECORDS = (

@@ -39,8 +39,8 @@ from sampling_async.matching import (
     _segment,
 )
 from sampling_async.matching._bits import Unions, all_of, ascending, of_places, without
+from sampling_async.matching._conditions import fitting
 from sampling_async.matching._evaluate import evaluate, layer_truth
-from sampling_async.matching._layers import fitting
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sampling_async._pacing.latency import LatencyLine, Line
 from sampling_async._pacing.limit import AdaptiveLimit, Pace
-from sampling_async._pacing.sketch import LatencyLine, Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from sampling_async import (
     ServiceError,
     TransportError,
 )
-from sampling_async._protocol.headers import ReceivedHeaders
+from sampling_async._protocol.refusals import ReceivedHeaders
 
 MEMBER = "member-canary"
 OWN = {"X-Request-ID": "req-1", "Server": "nginx/1.27", "Set-Cookie": "session=hunter2", "X-Internal": "secret"}

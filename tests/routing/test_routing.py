@@ -24,7 +24,7 @@ from sampling_async.matching import Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
 from sampling_async.routing._history import MemberHistory
-from sampling_async.routing._tempo import Tempo
+from sampling_async.routing._offers import RequestSizer
 
 ROUTED, NONE_OPEN, UNAVAILABLE, UNCLEAR = RouteStatus
 
@@ -761,36 +761,36 @@ def test_the_caps_are_those_of_the_field():
 
 
 def test_one_quota_at_a_time_while_there_is_time():
-    tempo = Tempo()
+    sizer = RequestSizer()
     for _ in range(100):
-        tempo.ended(0.2, 1, 0)
-    assert tempo.most(2.0) == tempo.most(0.25) == 1
+        sizer.ended(0.2, 1, 0)
+    assert sizer.most(2.0) == sizer.most(0.25) == 1
     for _ in range(100):
-        tempo.ended(0.2, 10, 4)
-    assert tempo.usual == pytest.approx(0.2, abs=0.01)
-    assert tempo.most(2.0) == 1  # with time for nine requests
-    assert tempo.most(0.45) == 3  # 0.4 ** (3 * 2) is 0.4 %
-    assert tempo.most(0.25) == 3  # more would waste more than one invite
+        sizer.ended(0.2, 10, 4)
+    assert sizer.usual == pytest.approx(0.2, abs=0.01)
+    assert sizer.most(2.0) == 1  # with time for nine requests
+    assert sizer.most(0.45) == 3  # 0.4 ** (3 * 2) is 0.4 %
+    assert sizer.most(0.25) == 3  # more would waste more than one invite
 
 
 def test_if_nearly_all_is_refused_more_are_requested():
-    tempo = Tempo()
+    sizer = RequestSizer()
     for _ in range(100):
-        tempo.ended(1.0, 10, 9)
-    assert tempo.most(1.5) == 10
+        sizer.ended(1.0, 10, 9)
+    assert sizer.most(1.5) == 10
 
 
 def test_a_request_that_needs_more_time_than_there_is_is_not_made():
-    tempo = Tempo()
+    sizer = RequestSizer()
     for seconds in [0.9, 1.1] * 50:
-        tempo.ended(seconds, 1, 0)
-    assert tempo.has_time(1.0)
-    assert not tempo.has_time(0.5)
+        sizer.ended(seconds, 1, 0)
+    assert sizer.has_time(1.0)
+    assert not sizer.has_time(0.5)
 
 
 async def test_what_is_invited_beyond_the_need_is_given_at_the_next_click(monkeypatch):
     panel = Panel(1, 2, 3)
-    monkeypatch.setattr(Tempo, "most", lambda *_: 2)
+    monkeypatch.setattr(RequestSizer, "most", lambda *_: 2)
     async with router_of(panel) as router:
         first = await click(router)
         assert (first.invite.quota_id, first.asked) == (3, 2)

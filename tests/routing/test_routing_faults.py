@@ -25,7 +25,7 @@ from sampling_async.notifications._stores import store_of
 from sampling_async.routing import Caps, RouteStatus, SurveyRouter
 from sampling_async.routing._history import Histories, Link, MemberHistory
 from sampling_async.routing._links import Changes, Wish, begin, settle
-from sampling_async.routing._tempo import Tempo
+from sampling_async.routing._offers import RequestSizer
 
 ROUTED, NONE_OPEN, UNAVAILABLE, UNCLEAR = RouteStatus
 
@@ -60,7 +60,7 @@ async def test_an_old_link_opens_no_survey_that_is_unclear_or_was_entered(new_ad
 
 async def test_one_quota_of_a_survey_is_requested_at_once(monkeypatch):
     panel = two_of_a_survey()
-    monkeypatch.setattr(Tempo, "most", lambda *_: 3)
+    monkeypatch.setattr(RequestSizer, "most", lambda *_: 3)
     async with router_of(panel) as router:
         await click(router, quota_ids=[2, 5, 1])
     assert panel.asked == [("m-1", 2), ("m-1", 1)]

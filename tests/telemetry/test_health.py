@@ -368,7 +368,7 @@ async def test_calls_that_cannot_be_sent_in_time_are_a_problem_for_a_minute(inbo
 async def test_invites_that_reach_no_click_are_a_problem_if_they_are_many(inbox, tmp_path, monkeypatch):
     monkeypatch.setattr("sampling_async.health._ENOUGH_INVITED", 20)
     panel = Panel(1, 2, 3)
-    monkeypatch.setattr("sampling_async.routing._tempo.Tempo.most", lambda *_: 3)
+    monkeypatch.setattr("sampling_async.routing._offers.RequestSizer.most", lambda *_: 3)
     async with process(panel, inbox, tmp_path) as (client, _, router, health):
         await router.route(MEMBER, within=LONG)
         assert client.snapshot().unused_invites == 2

@@ -13,8 +13,8 @@ from forward_proxy import ForwardProxy, tls_front
 
 from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, Timeouts, TransportError
 from sampling_async._wire.address import Proxy
+from sampling_async._wire.engine import Tunnel, refusal_of
 from sampling_async._wire.failures import Refusal
-from sampling_async._wire.tunnels import Tunnel, refusal_of
 
 
 class Behind:
@@ -167,8 +167,8 @@ def digging(monkeypatch):
         async def received(_: object) -> bytes:
             return end.pieces.pop(0)
 
-        monkeypatch.setattr("sampling_async._wire.tunnels.send_whole", send)
-        monkeypatch.setattr("sampling_async._wire.tunnels.received", received)
+        monkeypatch.setattr("sampling_async._wire.engine.send_whole", send)
+        monkeypatch.setattr("sampling_async._wire.engine.received", received)
         await Tunnel(Proxy("proxy", 3128, None), host, 443).dig(end)
         return end.sent
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sampling_async import InvalidRequestError
 from sampling_async._contract.currencies import prices_in_one
 from sampling_async._contract.records import counted
-from sampling_async._protocol.rates import LearnedRates, qualifying
+from sampling_async._protocol.lessons import LearnedRates, qualifying
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import all_of
-from sampling_async.matching._layers import fitting
+from sampling_async.matching._conditions import fitting
 from sampling_async.matching._program import DistinctList
 from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes, InputRow, parts_of
 from sampling_async.matching.panel._rows import TOGETHER, SymbolicRows, by_turn, with_gc_deferred

@@ -41,7 +41,7 @@ class Percentiles:
     longest: float
 
 
-class Sketch:
+class LatencyHistogram:
     """The durations of the last five to ten minutes: two generations, the older one is dropped whole."""
 
     __slots__ = ("_before", "_began", "_latest", "_longest")

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling_async._pacing.sketch import Sketch
+from sampling_async._pacing.latency import LatencyHistogram
 
 
-def of(values: list[float]) -> Sketch:
-    sketch = Sketch()
+def of(values: list[float]) -> LatencyHistogram:
+    histogram = LatencyHistogram()
     for value in values:
-        sketch.add(value, 0.0)
-    return sketch
+        histogram.add(value, 0.0)
+    return histogram
 
 
 def test_without_attempts_there_are_no_percentiles():
-    assert Sketch().percentiles(0.0) is None
+    assert LatencyHistogram().percentiles(0.0) is None
 
 
 @given(st.lists(st.floats(1e-4, 900.0), min_size=1, max_size=200))
@@ -41,62 +41,62 @@ def test_extremes_are_in_the_outer_buckets(extreme):
 
 
 def test_only_the_last_minutes_count():
-    sketch = Sketch()
-    sketch.add(1.0, 0.0)
-    sketch.add(2.0, 299.0)
-    sketch.add(4.0, 301.0)  # a new generation
-    told = sketch.percentiles(302.0)
+    histogram = LatencyHistogram()
+    histogram.add(1.0, 0.0)
+    histogram.add(2.0, 299.0)
+    histogram.add(4.0, 301.0)  # a new generation
+    told = histogram.percentiles(302.0)
     assert told is not None
     assert (told.count, told.longest) == (3, 4.0)
-    told = sketch.percentiles(601.5)  # the first one is dropped
+    told = histogram.percentiles(601.5)  # the first one is dropped
     assert told is not None
     assert (told.count, told.longest) == (1, 4.0)
-    assert sketch.percentiles(5000.0) is None
+    assert histogram.percentiles(5000.0) is None
 
 
 def test_asking_changes_nothing():
     """Another thread than that of the event loop may ask."""
-    sketch = Sketch()
-    sketch.add(1.0, 0.0)
-    assert sketch.percentiles(5000.0) is None
-    told = sketch.percentiles(301.0)
+    histogram = LatencyHistogram()
+    histogram.add(1.0, 0.0)
+    assert histogram.percentiles(5000.0) is None
+    told = histogram.percentiles(301.0)
     assert told is not None
     assert told.count == 1
-    sketch.add(2.0, 302.0)
-    told = sketch.percentiles(302.0)
+    histogram.add(2.0, 302.0)
+    told = histogram.percentiles(302.0)
     assert told is not None
     assert (told.count, told.longest) == (2, 2.0)
 
 
 def test_after_five_minutes_a_generation_is_old_and_after_ten_it_is_gone():
-    sketch = Sketch()
-    sketch.add(9.0, 100.0)
-    sketch.add(4.0, 400.0)  # a new generation
-    recent, old, last = sketch.percentiles(699.0), sketch.percentiles(700.0), sketch.percentiles(999.0)
+    histogram = LatencyHistogram()
+    histogram.add(9.0, 100.0)
+    histogram.add(4.0, 400.0)  # a new generation
+    recent, old, last = histogram.percentiles(699.0), histogram.percentiles(700.0), histogram.percentiles(999.0)
     assert recent is not None
     assert old is not None
     assert (recent.count, recent.longest) == (2, 9.0)
     assert (old.count, old.longest) == (1, 4.0)
     assert old == last
-    assert sketch.percentiles(1000.0) is None
+    assert histogram.percentiles(1000.0) is None
 
 
 def test_an_attempt_is_gone_after_ten_minutes_however_the_others_are_spread():
-    sketch = Sketch()
-    sketch.add(30.0, 0.0)
+    histogram = LatencyHistogram()
+    histogram.add(30.0, 0.0)
     for now in (599.0, 601.0, 650.0):
-        sketch.add(1.0, now)
-    told = sketch.percentiles(660.0)
+        histogram.add(1.0, now)
+    told = histogram.percentiles(660.0)
     assert told is not None
     assert (told.count, told.longest) == (3, 1.0)
 
 
 def counted(*adds: tuple[float, float], at: float) -> tuple[int, float] | None:
     """Add durations at their times, and return the count and the longest."""
-    sketch = Sketch()
+    histogram = LatencyHistogram()
     for seconds, now in adds:
-        sketch.add(seconds, now)
-    told = sketch.percentiles(at)
+        histogram.add(seconds, now)
+    told = histogram.percentiles(at)
     return None if told is None else (told.count, told.longest)
 
 
