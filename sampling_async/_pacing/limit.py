@@ -378,6 +378,7 @@ _HARMLESS: Final = 1 / 20  # of the time limit: a response this fast is never to
 _FELT: Final = 1 / 4  # of the time that callers have: not this fast either
 BARELY: Final = 1 / 2  # of the time that callers have: with one more in the line, they would give up
 _LONG: Final = 2.0  # seconds that callers have, or more
+_WELL_AFTER: Final = 16  # responses since the limit was lowered: then callers seem to bear what is usual
 
 
 @define
@@ -396,6 +397,7 @@ class AdaptiveLimit:
     generation: int = field(default=0, init=False)
     _limit: float = field(init=False)
     _ratio: float = field(default=0.0, init=False)  # of the previous response
+    _since: int = field(default=0, init=False)  # responses since the limit was last lowered
     _careful_from: float = field(default=inf, init=False)  # the limit above which it grows slowly
 
     def __attrs_post_init__(self) -> None:
@@ -412,6 +414,7 @@ class AdaptiveLimit:
     def overloaded(self, generation: int, share: float = OVERLOADED, *, is_careful: bool = False) -> None:
         """Record that an attempt of a generation overloaded the service; `share` of the limit is left."""
         if generation == self.generation:
+            self._since = 0
             if is_careful:
                 self._limit = self._careful_from = max(_LEAST, self._limit * share)
             else:
@@ -420,7 +423,7 @@ class AdaptiveLimit:
 
     def start_again(self) -> None:
         """Begin again with one attempt at a time, because the service's capacity is now unknown."""
-        self._limit = 1.0
+        self._limit, self._since = 1.0, 0
         self.generation += 1
 
     def answered(self, generation: int, running: int) -> None:
@@ -448,6 +451,7 @@ class AdaptiveLimit:
         is_fast = seconds <= min(felt, _HARMLESS * patience)
         ratio = _AT_EASE if expected is None or is_fast else seconds / max(expected(quota_ids), 1e-9)
         before, self._ratio = self._ratio, ratio
+        self._since += 1
         # One slow response may be chance, so the previous one must have been slow as well.
         if ratio > _TOO_SLOW and before > _GROWING:
             # If 8 ran and took 4 times as long, the service worked on 8 / 4 = 2 at once. The limit becomes
@@ -455,7 +459,9 @@ class AdaptiveLimit:
             self._limit = self._careful_from = min(self._limit, max(1.0, _GROWING * among / ratio))
         elif ratio <= _AT_EASE and self._limit < self._careful_from and seconds <= _FELT * callers:
             self._grow(1.0, generation, running)
-        elif ratio <= _GROWING and seconds <= BARELY * callers:
+        elif (ratio <= _GROWING and seconds <= BARELY * callers) or (
+            ratio <= _AT_EASE and self._since > _WELL_AFTER
+        ):
             self._grow(1.0 / self._limit, generation, running)
 
     def _grow(self, step: float, generation: int, running: int) -> None:

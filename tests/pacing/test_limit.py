@@ -423,6 +423,19 @@ def test_below_one_the_limit_is_a_share_of_the_time():
     assert adaptive.limit == 2
 
 
+def test_what_is_always_long_for_callers_grows_once_they_have_borne_it_for_a_while():
+    adaptive = AdaptiveLimit(99)
+    adaptive.start_again()
+    for number in range(20):
+        assert adaptive.limit == (1 if number <= 16 else 2 if number == 17 else adaptive.limit)
+        answered(adaptive, 2.0, callers=3.0, running=9)
+    assert adaptive.limit == 3
+    adaptive.overloaded(adaptive.generation, is_careful=True)
+    for _ in range(16):
+        answered(adaptive, 2.0, callers=3.0, running=9)
+    assert adaptive.limit == 1
+
+
 def test_a_limit_that_refusals_lower_stays_one():
     adaptive = AdaptiveLimit(8)
     for generation in range(9):
