@@ -25,7 +25,19 @@ HERE: Final = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # there, the modules of this folder are a package
 
 from attrs import evolve  # noqa: E402
-from scoreboard.board import Row, Run, at_most, header, shown  # noqa: E402
+from scoreboard.board import (  # noqa: E402
+    Row,
+    Run,
+    at_most,
+    beginning,
+    ended,
+    header,
+    met,
+    shown,
+    table,
+    told,
+    written,
+)
 from speed.measuring import interleaved  # noqa: E402
 
 from matching import of_hard  # noqa: E402
@@ -40,7 +52,7 @@ from sampling_async.matching import QuestionKinds, QuotaIndex  # noqa: E402
 from sampling_async.simulator import AGE_BANDS, generate_inventory, generate_members  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 AGE: Final = 1001538
 TOP: Final = 20
@@ -52,6 +64,9 @@ ROUNDS: Final = 7
 PART: Final = 2**16
 REAL_SIZE: Final = 142
 LIBRARIES: Final = ("attrs", "msgspec", "numpy", "pyarrow", "polars", "duckdb")
+WRITTEN: Final = (
+    "Written by `python benchmarks/matching`; every figure was measured in this run: CPU time, one core."
+)
 ABOUT: Final = """\
 The large inventory (`benchmarks/matching/inventories.py`) has two thousand surveys of four quotas, two hundred
 questions of which a member has answered thirty, age ranges, postal lists and layers that cross gender with age.
@@ -86,36 +101,32 @@ def main() -> int:
     rows: list[Row] = []
     if options.only in {None, "members"}:
         for measure in (of_many, of_few):
-            rows += told(measure())
-        rows += told(of_hard.of_members())
+            rows += printed(measure())
+        rows += printed(of_hard.of_members())
         if options.body:
-            rows += told(of_body(options.body.read_bytes()))
+            rows += printed(of_body(options.body.read_bytes()))
     if options.only in {None, "panel"}:
-        rows += told(of_panel())
-        rows += told(of_hard.of_panel())
+        rows += printed(of_panel())
+        rows += printed(of_hard.of_panel())
     if options.only in {None, "planning"}:
-        rows += told(of_planning(options.members))
+        rows += printed(of_planning(options.members))
     if options.only:
         return 1 if any(row.met is False for row in rows) else 0
     run = Run("long", seed=1)
     head = header(run, time.perf_counter() - started, HERE.parent.parent, LIBRARIES)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "matching.md").write_text(page(head, rows), encoding="utf-8")
-    document = {"run": head, "figures": [asdict(row) for row in rows]}
-    (options.output / "matching.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 1 if any(row.met is False for row in rows) else 0
+    page = beginning("Matching", WRITTEN, head, rows)
+    cells = [(row.name, row.goal, shown(row.ours, row.unit), met(row), row.note) for row in rows]
+    page += [*table(("what", "goal", "measured", "met", "note"), cells), "", ABOUT]
+    document = json.dumps({"run": head, "figures": [asdict(row) for row in rows]}, indent=1)
+    written(options.output, "matching", page, document)
+    return ended(head, rows)
 
 
-def told(rows: Iterable[Row]) -> list[Row]:
+def printed(rows: Iterable[Row]) -> Iterator[Row]:
     """Print rows as soon as they are measured."""
-    shown_rows: list[Row] = []
     for row in rows:
-        verdict = {True: "met", False: "MISSED", None: ""}[row.met]
-        goal = f"  [{row.goal}]" if row.goal else ""
-        note = f"  ({row.note})" if row.note else ""
-        print(f"{verdict:7}{row.name}: {shown(row.ours, row.unit)}{goal}{note}", flush=True)
-        shown_rows.append(row)
-    return shown_rows
+        print(told(row), flush=True)
+        yield row
 
 
 def of_many() -> list[Row]:
@@ -300,31 +311,6 @@ def settled(run: Callable[[], object]) -> float:
 def percentile(values: list[float], percent: int) -> float:
     """Return a percentile."""
     return statistics.quantiles(values, n=100)[percent - 1]
-
-
-def page(head: dict[str, Any], rows: list[Row]) -> str:
-    """Return the page."""
-    goals = [row for row in rows if row.met is not None]
-    libraries = ", ".join(f"{name} {number}" for name, number in head["libraries"].items())
-    lines = [
-        "# Matching",
-        "",
-        "Written by `python benchmarks/matching`; every figure was measured in this run: CPU time, one core.",
-        "",
-        f"**{sum(bool(row.met) for row in goals)} of {len(goals)} goals met.**",
-        "",
-        f"- commit {head['commit']}, {head['date']}, {head['seconds']} s in all",
-        f"- Python {head['python']}; {libraries}",
-        f"- {head['machine']}",
-        "",
-        "| what | goal | measured | met | note |",
-        "|---|---:|---:|---:|---|",
-    ]
-    for row in rows:
-        met = {True: "yes", False: "**no**", None: ""}[row.met]
-        lines.append(f"| {row.name} | {row.goal} | {shown(row.ours, row.unit)} | {met} | {row.note} |")
-    lines += ["", ABOUT]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

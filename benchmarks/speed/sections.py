@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from scoreboard.board import missing, shown
+from scoreboard.board import missing, told
 
 from speed.measuring import Measured
 from speed.remote import RemoteError, fresh
@@ -61,8 +61,7 @@ def run_section(name: str, run: Run) -> Section:
         measured = Measured([missing(name, "to be measured", "failed: what it printed says why")], [], {})
     section = Section(name, SECTIONS[name], command, measured, time.perf_counter() - started)
     for row in measured.goals:
-        verdict = "met" if row.met else "MISSED"
-        print(f"  {verdict:7}{row.name}: {shown(row.ours, row.unit)}   [{row.goal}]")
+        print(f"  {told(row)}")
     print(f"  {section.seconds:.0f} s", flush=True)
     return section
 
