@@ -41,7 +41,7 @@ from scoreboard.board import (  # noqa: E402
 from speed.measuring import interleaved  # noqa: E402
 
 from matching import of_hard  # noqa: E402
-from matching.by_hand import CERTAIN, POSSIBLE, ByHand  # noqa: E402
+from matching.by_hand import ByHand, agree, cpu  # noqa: E402
 from matching.inventories import inventory, members  # noqa: E402
 from matching.of_panel import of_panel  # noqa: E402
 from matching.of_planning import of_planning  # noqa: E402
@@ -255,15 +255,6 @@ def drawn(quotas: Quotas) -> list[dict[int, Any]]:
     ]
 
 
-def agree(index: QuotaIndex, by_hand: ByHand, people: Iterable[dict[int, Any]]) -> None:
-    """Check that both give the same result: a wrong result would make the speed meaningless."""
-    for profile in people:
-        found = list(by_hand.match(profile))
-        matched = index.match(profile)
-        assert [id_ for id_, _, truth in found if truth == CERTAIN] == list(matched.certain)
-        assert [id_ for id_, _, truth in found if truth == POSSIBLE] == list(matched.possible)
-
-
 def top_by_hand(by_hand: ByHand, profile: dict[int, Any]) -> list[int]:
     """Select quotas like `MatchResult.select`."""
     selected: list[int] = []
@@ -293,13 +284,6 @@ def decoded(quotas: Quotas, known: KnownSurveys) -> Quotas:
     surveys = [survey for at in range(0, len(body), PART) for survey in reader.feed(body[at : at + PART])]
     surveys += reader.end()
     return evolve(reader.frame(), surveys=tuple(surveys))
-
-
-def cpu(run: Callable[[], object]) -> float:
-    """Return the CPU seconds of a run."""
-    started = time.process_time()
-    run()
-    return time.process_time() - started
 
 
 def settled(run: Callable[[], object]) -> float:

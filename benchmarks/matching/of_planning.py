@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sampling_async import Quotas
+    from sampling_async.simulator import SimulatedMember
 
 SEED: Final = 19
 SURVEYS: Final = 800
@@ -76,24 +77,31 @@ def inventory() -> Quotas:
     return generate_inventory(SEED, surveys=SURVEYS)
 
 
-def write_panels(panels: dict[int, Path]) -> None:
-    """Write panels of some sizes."""
-    people = generate_members(SEED, members=DIFFERENT, inventory=inventory())
-    columns: dict[str, Any] = {}
-    for question_id in sorted({question_id for member in people for question_id in member.profile}):
-        answers: list[Any] = [member.profile.get(question_id) for member in people]
+def table_of(people: Iterable[SimulatedMember]) -> pa.Table:
+    """Return simulated members as a panel."""
+    members = list(people)
+    columns: dict[str, Any] = {"member_code": [member.member_code for member in members]}
+    for question_id in sorted({question_id for member in members for question_id in member.profile}):
+        answers: list[Any] = [member.profile.get(question_id) for member in members]
         if any(isinstance(answer, frozenset) for answer in answers):
             answers = [None if answer is None else sorted(answer) for answer in answers]
         columns[str(question_id)] = answers
-    columns["device_type"] = [member.device_type_id for member in people]
+    columns["device_type"] = [member.device_type_id for member in members]
     taken = [
         [{name: getattr(each, name) for name in PARTICIPATION} for each in member.participations]
-        for member in people
+        for member in members
     ]
     columns["participations"] = pa.array(
         taken, pa.list_(pa.struct([(name, pa.int64()) for name in PARTICIPATION]))
     )
-    some = pa.table(columns)
+    return pa.table(columns)
+
+
+def write_panels(panels: dict[int, Path]) -> None:
+    """Write panels of some sizes."""
+    some = table_of(generate_members(SEED, members=DIFFERENT, inventory=inventory())).drop_columns(
+        ["member_code"]
+    )
     for size, path in panels.items():
         schema = pa.schema([pa.field("member_code", pa.string()), *some.schema])
         with pq.ParquetWriter(path, schema) as writer:

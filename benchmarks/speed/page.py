@@ -14,18 +14,8 @@ if TYPE_CHECKING:
     from speed.sections import Section
 
 LIBRARIES: Final = (
-    "msgspec",
-    "attrs",
-    "anyio",
-    "httptools",
-    "httpx",
-    "httpcore",
-    "aiohttp",
-    "httpx-aiohttp",
-    "pydantic",
-    "pyreqwest",
-    "uvloop",
-    "openapi-python-client",
+    *("msgspec", "attrs", "anyio", "httptools", "httpx", "httpcore", "aiohttp", "httpx-aiohttp"),
+    *("pydantic", "pyreqwest", "uvloop", "openapi-python-client"),
 )
 HOW_TO_READ: Final = """\
 **What is measured.** `sampling_async` as it comes, over real sockets on loopback, beside three other clients
