@@ -5,7 +5,7 @@ python benchmarks/campaign.py [--members 100000] [--surveys 800] [--outage 60] [
 The simulator runs in a process of its own. The campaign runs in another one, which is killed and started again.
 While it runs, a tenth of the quotas close, and the service is away for a minute. Afterwards its ledger is held
 against the simulator's, pair by pair. Then a new simulator of the same seed is asked by a plain fan-out of
-`TopK(5)`, without any of these troubles.
+`TopK(5)`, without any of these troubles. Needs the dependency group `tests`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
-from matching.of_planning import table_of
 from scoreboard.service import Remote, service
+from scoreboard.testkit import tool
 
 from sampling_async import InviteRequest, SamplingClient
 from sampling_async.campaign import Campaign
@@ -58,7 +58,7 @@ def simulated(surveys: int, members: int, panel: Path) -> Simulator:
     """Make the service, and write its panel."""
     latency = Latency(a=0.004, b=0.0001, workers=8)
     sim = Simulator(SEED, surveys=surveys, members=members, latency=latency)
-    pq.write_table(table_of(sim.members.values()), panel)
+    pq.write_table(tool("campaign_kit").panel_table(sim), panel)
     return sim
 
 

@@ -3,7 +3,8 @@
     python benchmarks/matching [--only members|panel|planning] [--body FILE] [--output DIR]
 
 `--body` also measures your own inventory: a file with the body of a Get Quotas response. The script writes
-`matching.md` and `matching.json`. The exit code is 1 if a goal was missed.
+`matching.md` and `matching.json`. The exit code is 1 if a goal was missed. Needs the dependency groups `bench`
+and `tests`.
 """
 
 from __future__ import annotations
