@@ -1,10 +1,9 @@
 """Measure the cost of matching, and write a page about it.
 
-    python benchmarks/matching [--only members|panel|planning] [--body FILE] [--output DIR]
+    python benchmarks/matching [--only members|panel|planning] [--output DIR]
 
-`--body` also measures your own inventory: a file with the body of a Get Quotas response. The script writes
-`matching.md` and `matching.json`. The exit code is 1 if a goal was missed. Needs the dependency groups `bench`
-and `tests`.
+The script writes `matching.md` and `matching.json`. The exit code is 1 if a goal was missed. Needs the
+dependency groups `bench` and `tests`.
 """
 
 from __future__ import annotations
@@ -95,7 +94,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("members", "panel", "planning"), help="a part of it; writes nothing")
     parser.add_argument("--members", type=int, default=300_000, help="members of the campaign that is planned")
-    parser.add_argument("--body", type=Path, help="a body of Get Quotas to measure too")
     parser.add_argument("--output", type=Path, default=HERE.parent / "results", help="benchmarks/results")
     options = parser.parse_args()
     started = time.perf_counter()
@@ -104,8 +102,6 @@ def main() -> int:
         for measure in (of_many, of_few):
             rows += printed(measure())
         rows += printed(of_hard.of_members())
-        if options.body:
-            rows += printed(of_body(options.body.read_bytes()))
     if options.only in {None, "panel"}:
         rows += printed(of_panel())
         rows += printed(of_hard.of_panel())
@@ -212,48 +208,11 @@ def of_few() -> list[Row]:
     few = from_json(Quotas, to_json(Quotas(1, generate_inventory(7, surveys=0).cache_expires, tuple(surveys))))
     index = QuotaIndex(few, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS))
     people = [member.profile for member in generate_members(7, members=WARM)]
-    return [small(index, people, f"one member against {len(index)} generated quotas: median")]
-
-
-def of_body(body: bytes) -> list[Row]:
-    """Measure the inventory of `--body`, with members whose answers are drawn from its conditions."""
-    quotas = from_json(Quotas, body)
-    index = QuotaIndex(quotas)
-    return [
-        small(index, drawn(quotas), f"one member against the {len(index)} quotas of --body: median"),
-        Row("diagnostics of --body", "", len(index.diagnostics), None),
-    ]
-
-
-def small(index: QuotaIndex, people: list[Any], name: str) -> Row:
-    """Measure members against a small index."""
     for profile in people:
         index.match(profile).select(TOP)
     seconds = [cpu(lambda: index.match(profile).select(TOP)) for profile in people]  # noqa: B023  at once
-    return at_most(name, 150.0, 1e6 * statistics.median(seconds), unit="us")
-
-
-def drawn(quotas: Quotas) -> list[dict[int, Any]]:
-    """Return members whose answers are in the inventory's conditions. Some answers are missing."""
-    random = Random(3)
-    answers: dict[int, list[Any]] = {}
-    for survey in quotas.surveys:
-        for quota in survey.quotas:
-            for layer in quota.layers:
-                for sub_quota in layer.sub_quotas:
-                    for row in sub_quota.questions_and_answers:
-                        answers.setdefault(row.question_id, []).extend(row.answer_ids or row.answer_values[:50])
-    kinds = QuestionKinds.default()
-
-    def answer(question_id: int, listed: list[Any]) -> Any:
-        if kinds.kind_of(question_id) == "age":
-            return random.randint(16, 90)
-        return str(random.choice(listed)) if kinds.kind_of(question_id) == "postal" else random.choice(listed)
-
-    return [
-        {id_: answer(id_, listed) for id_, listed in answers.items() if listed and random.random() < 0.6}
-        for _ in range(WARM)
-    ]
+    name = f"one member against {len(index)} generated quotas: median"
+    return [at_most(name, 150.0, 1e6 * statistics.median(seconds), unit="us")]
 
 
 def top_by_hand(by_hand: ByHand, profile: dict[int, Any]) -> list[int]:
