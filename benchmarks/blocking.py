@@ -13,26 +13,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
+from collections.abc import Callable
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from speed.canned_server import Address, canned_service
+from speed.measuring import Sample, Watch, interleaved, microseconds, ratio
 
 from sampling_async import InviteOutcome, InviteRequest, SamplingClient
 from sampling_async import sync as blocking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+Keep = Callable[[InviteOutcome], object]
 _WIDTH: Final = 8
-
-
-class Cost(NamedTuple):
-    """What a run cost, in seconds."""
-
-    wall: float
-    cpu: float
 
 
 def requests_of(requests: int, quota_ids: int) -> Iterator[InviteRequest]:
@@ -41,7 +37,7 @@ def requests_of(requests: int, quota_ids: int) -> Iterator[InviteRequest]:
     return (InviteRequest(f"m{number:06}", ids) for number in range(requests))
 
 
-def writer(file: TextIO) -> Callable[[InviteOutcome], object]:
+def writer(file: TextIO) -> Keep:
     """Return a function that writes an outcome."""
 
     def write(outcome: InviteOutcome) -> None:
@@ -51,40 +47,35 @@ def writer(file: TextIO) -> Callable[[InviteOutcome], object]:
     return write
 
 
-def by_async(
-    address: Address, requests: Iterator[InviteRequest], keep: Callable[[InviteOutcome], object]
-) -> Cost:
+def by_async(address: Address, requests: Iterator[InviteRequest], keep: Keep) -> Sample:
     """Run the async client."""
 
-    async def run() -> Cost:
-        base_url, panel_guid, api_key, member_code = address
-        async with SamplingClient(
-            base_url, panel_guid=panel_guid, api_key=api_key, max_concurrency=_WIDTH
-        ) as client:
-            await client.bulk_invite(member_code, range(1, 101))
-            began, cpu = time.perf_counter(), time.process_time()
+    async def run() -> Sample:
+        async with SamplingClient(address.url, **options(address)) as client:
+            await client.bulk_invite(address.member_code, range(1, 101))
+            watch = Watch()
             async with client.fan_out(requests) as outcomes:
                 async for outcome in outcomes:
                     keep(outcome)
-            return Cost(time.perf_counter() - began, time.process_time() - cpu)
+            return watch.sample()
 
     return asyncio.run(run())
 
 
-def by_blocking(
-    address: Address, requests: Iterator[InviteRequest], keep: Callable[[InviteOutcome], object]
-) -> Cost:
+def by_blocking(address: Address, requests: Iterator[InviteRequest], keep: Keep) -> Sample:
     """Run the blocking client."""
-    base_url, panel_guid, api_key, member_code = address
-    with blocking.SamplingClient(
-        base_url, panel_guid=panel_guid, api_key=api_key, max_concurrency=_WIDTH
-    ) as client:
-        client.bulk_invite(member_code, range(1, 101))
-        began, cpu = time.perf_counter(), time.process_time()
+    with blocking.SamplingClient(address.url, **options(address)) as client:
+        client.bulk_invite(address.member_code, range(1, 101))
+        watch = Watch()
         with client.fan_out(requests) as outcomes:
             for outcome in outcomes:
                 keep(outcome)
-        return Cost(time.perf_counter() - began, time.process_time() - cpu)
+        return watch.sample()
+
+
+def options(address: Address) -> dict[str, Any]:
+    """Return the options of both."""
+    return {"panel_guid": address.panel_guid, "api_key": address.api_key, "max_concurrency": _WIDTH}
 
 
 def main() -> None:
@@ -94,21 +85,25 @@ def main() -> None:
     parser.add_argument("--ids", type=int, default=100, help="quota IDs in a request")
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
-    with canned_service() as address, open("/dev/null", "w") as nowhere:  # noqa: PTH123
+    clients = {"async": by_async, "blocking": by_blocking}
+    with canned_service() as address, Path("/dev/null").open("w", encoding="utf-8") as nowhere:
         for what, keep in (("counted", lambda _: None), ("written as JSON", writer(nowhere))):
-            costs: dict[str, list[Cost]] = {"async": [], "blocking": []}
-            for counted in range(-1, given.rounds):
-                for name, run in (("async", by_async), ("blocking", by_blocking)):
-                    cost = run(address, requests_of(given.requests, given.ids), keep)
-                    if counted >= 0:
-                        costs[name].append(cost)
+            takers = {
+                name: lambda run=run, keep=keep: run(address, requests_of(given.requests, given.ids), keep)
+                for name, run in clients.items()
+            }
+            for take in takers.values():
+                take()
+            taken = interleaved(takers, given.rounds)
             print(f"{given.requests} requests of {given.ids} quota IDs, {_WIDTH} wide, outcomes {what}:")
-            for name, taken in costs.items():
-                rate = median(given.requests * given.ids / cost.wall for cost in taken)
-                cpu = median(cost.cpu for cost in taken) / given.requests * 1e6
+            for name, samples in taken.items():
+                rate = median(given.requests * given.ids / sample.wall for sample in samples)
+                cpu = median(microseconds(samples, given.requests))
                 print(f"  {name:8} {rate:10,.0f} outcomes a second, {cpu:6.0f} us CPU a request")
-            pairs = list(zip(costs["blocking"], costs["async"], strict=True))
-            wall, cpu = (median(one[at] / other[at] for one, other in pairs) for at in (0, 1))
+            wall, cpu = (
+                ratio(*([getattr(each, of) for each in taken[name]] for name in ("blocking", "async"))).median
+                for of in ("wall", "cpu")
+            )
             print(f"  blocking by async: {1 / wall:.2f} of the outcomes a second, {cpu:.2f} times the CPU")
 
 

@@ -5,7 +5,7 @@ python benchmarks/campaign.py [--members 100000] [--surveys 800] [--outage 60] [
 The simulator runs in a process of its own. The campaign runs in another one, which is killed and started again.
 While it runs, a tenth of the quotas close, and the service is away for a minute. Afterwards its ledger is held
 against the simulator's, pair by pair. Then a new simulator of the same seed is asked by a plain fan-out of
-`TopK(5)`, without any of these troubles.
+`TopK(5)`, without any of these troubles. Needs the dependency group `tests`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import random
 import resource
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -27,8 +25,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
+from scoreboard.service import Remote, service
+from scoreboard.testkit import tool
 
 from sampling_async import InviteRequest, SamplingClient
 from sampling_async.campaign import Campaign
@@ -37,7 +36,8 @@ from sampling_async.simulator import AGE_BANDS, Fault, Latency, Simulator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from multiprocessing.connection import Connection
+
+    from peers.common import Address
 
     from sampling_async import Quotas
 
@@ -54,86 +54,49 @@ AWAY_AT = 0.55
 # --- The service, in a process of its own
 
 
-class Service:
-    """A simulator in a process of its own."""
-
-    def __init__(self, surveys: int, members: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, surveys, members), daemon=True)
-        self._process.start()
-        self.url, self.panel_guid, self.api_key, self.panel = self._ours.recv()
-
-    def ask(self, *words: Any) -> Any:
-        """Tell it to do something; return its answer."""
-        self._ours.send(words)
-        return self._ours.recv()
-
-    def end(self) -> None:
-        """End it."""
-        self._process.terminate()
-        self._process.join()
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a client needs to find it."""
-        return {
-            **os.environ,
-            "SAMPLING_BASE_URL": self.url,
-            "SAMPLING_PANEL_GUID": self.panel_guid,
-            "SAMPLING_API_KEY": self.api_key,
-        }
+def simulated(surveys: int, members: int, panel: Path) -> Simulator:
+    """Make the service, and write its panel."""
+    latency = Latency(a=0.004, b=0.0001, workers=8)
+    sim = Simulator(SEED, surveys=surveys, members=members, latency=latency)
+    pq.write_table(tool("campaign_kit").panel_table(sim), panel)
+    return sim
 
 
-def serve(pipe: Connection, surveys: int, members: int) -> None:
-    """Serve until the pipe is closed."""
-    sim = Simulator(SEED, surveys=surveys, members=members, latency=Latency(a=0.004, b=0.0001, workers=8))
-    panel = Path(tempfile.mkdtemp()) / "panel.parquet"
-    pq.write_table(panel_of(sim), panel)
-    quota_ids = [quota.quota_id for survey in sim.inventory.surveys for quota in survey.quotas]
-    random.Random(SEED).shuffle(quota_ids)
-    closing: Iterator[int] = iter(quota_ids)
-    with sim.serve() as url:
-        pipe.send((url, sim.panel_guid, sim.api_key, str(panel)))
-        while True:
-            match pipe.recv():
-                case ("close", number):
-                    for _ in range(number):
-                        sim.close_quota(next(closing))
-                    pipe.send(None)
-                case ("away", True):
-                    sim.faults.add(Fault.cut(when="before"))
-                    pipe.send(None)
-                case ("away", False):
-                    sim.faults.clear()
-                    pipe.send(None)
-                case ("requests",):
-                    pipe.send(sim.ledger.request_count)
-                case ("ledger",):
-                    pipe.send([(entry.member_code, entry.quota_id, entry.url) for entry in sim.ledger.invites])
+def close(sim: Simulator, quota_ids: Sequence[int]) -> None:
+    """Close quotas."""
+    for quota_id in quota_ids:
+        sim.close_quota(quota_id)
 
 
-def panel_of(sim: Simulator) -> pa.Table:
-    """Return the members of a simulator as a panel."""
-    members = list(sim.members.values())
-    questions = sorted({question_id for member in members for question_id in member.profile})
-    columns: dict[str, Any] = {"member_code": [member.member_code for member in members]}
-    for question_id in questions:
-        answers = [member.profile.get(question_id) for member in members]
-        if any(isinstance(answer, frozenset) for answer in answers):
-            answers = [None if answer is None else sorted(answer) for answer in answers]
-        columns[str(question_id)] = answers
-    columns["device_type"] = [member.device_type_id for member in members]
-    taken = pa.list_(pa.struct([("survey_id", pa.int64()), ("wave_id", pa.int64()), ("status_id", pa.int64())]))
-    rows = [
-        [
-            {"survey_id": p.survey_id, "wave_id": p.wave_id, "status_id": p.status_id}
-            for p in member.participations
-        ]
-        for member in members
-    ]
-    columns["participations"] = pa.array(rows, taken)
-    return pa.table(columns)
+def move(sim: Simulator, *, is_away: bool) -> None:
+    """Let the service go away, or come back."""
+    if is_away:
+        sim.faults.add(Fault.cut(when="before"))
+    else:
+        sim.faults.clear()
+
+
+def requests_of(sim: Simulator) -> int:
+    """Return how many requests there were."""
+    return sim.ledger.request_count
+
+
+def invites_of(sim: Simulator) -> list[tuple[str, int, str]]:
+    """Return who was invited to which quota, with the link."""
+    return [(entry.member_code, entry.quota_id, entry.url) for entry in sim.ledger.invites]
+
+
+def environment(address: Address) -> dict[str, str]:
+    """Return what a client needs to find the service."""
+    names = ("SAMPLING_BASE_URL", "SAMPLING_PANEL_GUID", "SAMPLING_API_KEY")
+    return {**os.environ, **dict(zip(names, (address.url, address.panel_guid, address.api_key), strict=True))}
+
+
+async def inventory_of(address: Address) -> Quotas:
+    """Return the inventory before anything has happened."""
+    client = SamplingClient(address.url, panel_guid=address.panel_guid, api_key=address.api_key)
+    async with client:
+        return await client.get_quotas()
 
 
 # --- The clients, each in a process of its own
@@ -205,16 +168,16 @@ def rooms_of(quotas: Quotas) -> tuple[dict[int, int], dict[int, int]]:
 class Night:
     """The campaign's process: started, killed and started again."""
 
-    def __init__(self, service: Service, folder: Path) -> None:
-        self._service, self._folder = service, folder
+    def __init__(self, address: Address, panel: Path, folder: Path) -> None:
+        self._address, self._panel, self._folder = address, panel, folder
         self.told: dict[str, Any] = {}
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again."""
-        command = [sys.executable, __file__, "--campaign", str(self._folder), self._service.panel]
+        command = [sys.executable, __file__, "--campaign", str(self._folder), str(self._panel)]
         self.process = subprocess.Popen(
-            command, env=self._service.environment, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+            command, env=environment(self._address), stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
 
     def kill(self) -> None:
@@ -236,30 +199,33 @@ class Night:
                 self.told.setdefault(name, value)
 
 
-def night(service: Service, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def night(service: Remote, panel: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run the campaign with all troubles; return what was measured."""
-    quotas = asyncio.run(inventory_of(service))
-    total = sum(len(survey.quotas) for survey in quotas.surveys)
+    quotas = asyncio.run(inventory_of(service.address))
+    quota_ids = [quota.quota_id for survey in quotas.surveys for quota in survey.quotas]
+    random.Random(SEED).shuffle(quota_ids)
+    total = len(quota_ids)
     to_close = int(total * CLOSED)
     began, closed, away = time.perf_counter(), 0, 0.0
-    process = Night(service, folder)
+    process = Night(service.address, panel, folder)
     kills = list(KILLED_AT[: options.kills])
     while process.process.poll() is None:
         time.sleep(0.25)
-        done = service.ask("requests") / options.members
+        done = service.ask(requests_of) / options.members
         due = min(to_close, int(to_close * done / CLOSED_BY))
         if due > closed and not away:
-            service.ask("close", due - closed)
+            service.ask(close, quota_ids[closed:due])
             closed = due
         if kills and done >= kills[0]:
             kills.pop(0)
             process.kill()
         if options.outage and not away and done >= AWAY_AT:
             away = time.perf_counter()
-            service.ask("away", True)
+            service.ask(move, is_away=True)
             time.sleep(options.outage)
-            service.ask("away", False)
+            service.ask(move, is_away=False)
     process.end()
+    invites = service.ask(invites_of)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "quotas": total,
@@ -270,15 +236,9 @@ def night(service: Service, folder: Path, options: argparse.Namespace) -> dict[s
         "cpu": usage.ru_utime + usage.ru_stime,
         "memory": usage.ru_maxrss / 1024,
         **process.told,
-        **compared(folder / "campaign.ledger", service.ask("ledger")),
-        **worth(quotas, service.ask("ledger")),
+        **compared(folder / "campaign.ledger", invites),
+        **worth(quotas, invites),
     }
-
-
-async def inventory_of(service: Service) -> Quotas:
-    """Return the inventory before anything has happened."""
-    async with SamplingClient(service.url, panel_guid=service.panel_guid, api_key=service.api_key) as client:
-        return await client.get_quotas()
 
 
 def compared(ledger: Path, invites: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
@@ -326,20 +286,20 @@ def worth(quotas: Quotas, invites: Sequence[tuple[str, int, str]]) -> dict[str, 
     }
 
 
-def plain(service: Service) -> dict[str, Any]:
+def plain(service: Remote, panel: Path) -> dict[str, Any]:
     """Ask a service by a plain fan-out; return what was measured."""
-    quotas = asyncio.run(inventory_of(service))
+    quotas = asyncio.run(inventory_of(service.address))
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     run = subprocess.run(
-        [sys.executable, __file__, "--top-k", service.panel],
-        env=service.environment,
+        [sys.executable, __file__, "--top-k", str(panel)],
+        env=environment(service.address),
         capture_output=True,
         text=True,
         check=True,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    invites = service.ask("ledger")
+    invites = service.ask(invites_of)
     told = json.loads(run.stdout)
     return {
         "seconds": time.perf_counter() - began,
@@ -382,21 +342,20 @@ def main() -> None:
     if options.top_k:
         asyncio.run(top_k(options.top_k))
         return
-    if options.only != "top-k":
-        show_campaign(options)
-    if options.only != "campaign":
-        other = Service(options.surveys, options.members)
-        show("TopK and a plain fan-out, no trouble", plain(other))
-        other.end()
+    with tempfile.TemporaryDirectory() as temporary:
+        panel = Path(temporary) / "panel.parquet"
+        if options.only != "top-k":
+            folder = Path(options.keep or temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            with service(simulated, options.surveys, options.members, panel) as one:
+                show_campaign(options, night(one, panel, folder, options))
+        if options.only != "campaign":
+            with service(simulated, options.surveys, options.members, panel) as other:
+                show("TopK and a plain fan-out, no trouble", plain(other, panel))
 
 
-def show_campaign(options: argparse.Namespace) -> None:
-    """Run the campaign, and print what was measured."""
-    folder = Path(options.keep or tempfile.mkdtemp())
-    folder.mkdir(parents=True, exist_ok=True)
-    service = Service(options.surveys, options.members)
-    found = night(service, folder, options)
-    service.end()
+def show_campaign(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Print what was measured of the campaign."""
     print(
         f"{options.members:,} members, {found['quotas']:,} quotas, {found['closed']} of them closed meanwhile, "
         f"{found['kills']} kills, {found['outage']:.0f} s away; planned in {found['plan']:.1f} s, peak memory "
@@ -408,8 +367,6 @@ def show_campaign(options: argparse.Namespace) -> None:
         f"  beside the simulator's ledger: doubled {found['doubled']}, lost {found['lost']}, lies "
         f"{found['lies']}; {found['unread']} unknown pairs have an invite"
     )
-    if not options.keep:
-        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

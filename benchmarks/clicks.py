@@ -33,6 +33,7 @@ from urllib.request import urlopen
 import anyio
 from attrs import define, field
 from peers.click_page import ClickPage
+from speed import canned_server
 
 from sampling_async import InviteRequest, OutagePolicy, SamplingClient, to_json
 from sampling_async.matching import LiveIndex, Member
@@ -57,7 +58,7 @@ SLICE: Final = 0.01  # seconds; the clicks of one are begun together
 # --- The service, in a process of its own
 
 
-class Service(asyncio.Protocol):
+class Service(canned_server.Connection):
     """One connection. It answers each request in its turn, from memory."""
 
     asked: ClassVar[Counter[tuple[str, int]]] = Counter()
@@ -67,28 +68,8 @@ class Service(asyncio.Protocol):
     away: tuple[float, float] = (0.0, 0.0)
     random = random.Random(SEED)
 
-    def __init__(self) -> None:
-        self._data = b""
-        self._transport: Any = None
-
-    # Methods of asyncio.
-    # ruff: noqa: D102
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        while (end := self._data.find(b"\r\n\r\n")) >= 0:
-            head = self._data[:end].decode()
-            length = next(
-                (int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length:")), 0
-            )
-            if len(self._data) < end + 4 + length:
-                return
-            body, self._data = self._data[end + 4 : end + 4 + length], self._data[end + 4 + length :]
-            self._answer(head.split(" ", 2)[1], body)
-
-    def _answer(self, target: str, body: bytes) -> None:
+    def answer(self, target: str, body: bytes) -> None:
+        """Answer a request, or a question about the run."""
         if target == "/away":
             Service.away = (time.monotonic(), time.monotonic() + AWAY_SECONDS)
             self._send(b"[]")
@@ -122,9 +103,9 @@ class Service(asyncio.Protocol):
         self._send(json.dumps({"Invites": items}).encode())
 
     def _send(self, body: bytes, status: str = "200 OK") -> None:
-        if not self._transport.is_closing():
+        if not self.transport.is_closing():
             head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            self._transport.write(head.encode() + body)
+            self.transport.write(head.encode() + body)
 
 
 SURVEY_OF: Final[dict[int, int]] = {}
@@ -237,7 +218,8 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
                 return found.url
 
             async def enter(member: Member) -> None:
-                await last.pop(member.member_code).entered()
+                if member.member_code in last:  # not entered already, by another click of the same moment
+                    await last.pop(member.member_code).entered()
         else:
             page = ClickPage(client.with_options(outage=OutagePolicy(patience=0)), live)
             route = partial(page.route, within=WITHIN)

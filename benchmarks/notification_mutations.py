@@ -38,23 +38,10 @@ BODIES = [
     json.dumps([MEMBER, MEMBER, {"x": [1, {"y": None}]}]).encode(),
 ]
 SPLICES = [
-    *(
-        b"\x00",
-        b"\xff",
-        b"\xed\xa0\x80",
-        b"\\ud800",
-        b'"',
-        b"{",
-        b"]",
-        b"<",
-        b"&",
-        b"%",
-        b"=",
-        b"\r\n",
-        b"\xef\xbb\xbf",
-    ),
-    *(b"null", b"true", b"1e999", b"-0", b"NaN", b"9" * 400, b"[" * 500, b"{" * 50, b"<a>" * 50),
-    *(b"<!DOCTYPE x>", b"&a;", b'encoding="utf-7"', b"\xff\xfe", b"xmlns:a=''", b"/Date(9e9)/", b"0000-00-00"),
+    *(b"\x00", b"\xff", b"\xed\xa0\x80", b"\\ud800", b'"', b"{", b"]", b"<", b"&", b"%", b"=", b"\r\n"),
+    *(b"\xef\xbb\xbf", b"null", b"true", b"1e999", b"-0", b"NaN", b"9" * 400, b"[" * 500, b"{" * 50),
+    *(b"<a>" * 50, b"<!DOCTYPE x>", b"&a;", b'encoding="utf-7"', b"\xff\xfe", b"xmlns:a=''"),
+    *(b"/Date(9e9)/", b"0000-00-00"),
 ]
 
 
@@ -82,19 +69,8 @@ def mutated(body: bytes, rng: random.Random) -> bytes:
 
 def odd_text(rng: random.Random) -> str:
     """Return a text that no header or query should be."""
-    return rng.choice(
-        (
-            "",
-            "x" * 5000,
-            "\x00",
-            "\ud800",
-            "a=b=c&&&",
-            "%%%",
-            "\r\nX: y",
-            "é",
-            rng.randbytes(9).decode("latin-1"),
-        )
-    )
+    odd = ("", "x" * 5000, "\x00", "\ud800", "a=b=c&&&", "%%%", "\r\nX: y", "é")
+    return rng.choice((*odd, rng.randbytes(9).decode("latin-1")))
 
 
 async def run(count: int, folder: Path) -> tuple[Counter[int], Counter[str], int]:

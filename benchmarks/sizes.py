@@ -3,7 +3,8 @@
     python benchmarks/sizes.py [--members 10000000]
 
 A panel is written, and a campaign is planned for it, with five quotas a member at most. Some pairs are
-requested from a simulator, to see what a journal takes. Most is printed for each million members, too.
+requested from a simulator, to see what a journal takes. Most is printed for each million members, too. Needs
+the dependency groups `bench` and `tests`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure the cost of matching, and write a page about it.
 
-    python benchmarks/matching [--only members|panel|planning] [--body FILE] [--output DIR]
+    python benchmarks/matching [--only members|panel|planning] [--output DIR]
 
-`--body` also measures your own inventory: a file with the body of a Get Quotas response. The script writes
-`matching.md` and `matching.json`. The exit code is 1 if a goal was missed.
+The script writes `matching.md` and `matching.json`. The exit code is 1 if a goal was missed. Needs the
+dependency groups `bench` and `tests`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,23 @@ HERE: Final = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # there, the modules of this folder are a package
 
 from attrs import evolve  # noqa: E402
-from scoreboard.board import Row, Run, at_most, header, shown  # noqa: E402
+from scoreboard.board import (  # noqa: E402
+    Row,
+    Run,
+    at_most,
+    beginning,
+    ended,
+    header,
+    met,
+    shown,
+    table,
+    told,
+    written,
+)
 from speed.measuring import interleaved  # noqa: E402
 
 from matching import of_hard  # noqa: E402
-from matching.by_hand import CERTAIN, POSSIBLE, ByHand  # noqa: E402
+from matching.by_hand import ByHand, agree, cpu  # noqa: E402
 from matching.inventories import inventory, members  # noqa: E402
 from matching.of_panel import of_panel  # noqa: E402
 from matching.of_planning import of_planning  # noqa: E402
@@ -40,7 +52,7 @@ from sampling_async.matching import QuestionKinds, QuotaIndex  # noqa: E402
 from sampling_async.simulator import AGE_BANDS, generate_inventory, generate_members  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 AGE: Final = 1001538
 TOP: Final = 20
@@ -52,6 +64,9 @@ ROUNDS: Final = 7
 PART: Final = 2**16
 REAL_SIZE: Final = 142
 LIBRARIES: Final = ("attrs", "msgspec", "numpy", "pyarrow", "polars", "duckdb")
+WRITTEN: Final = (
+    "Written by `python benchmarks/matching`; every figure was measured in this run: CPU time, one core."
+)
 ABOUT: Final = """\
 The large inventory (`benchmarks/matching/inventories.py`) has two thousand surveys of four quotas, two hundred
 questions of which a member has answered thirty, age ranges, postal lists and layers that cross gender with age.
@@ -79,43 +94,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("members", "panel", "planning"), help="a part of it; writes nothing")
     parser.add_argument("--members", type=int, default=300_000, help="members of the campaign that is planned")
-    parser.add_argument("--body", type=Path, help="a body of Get Quotas to measure too")
     parser.add_argument("--output", type=Path, default=HERE.parent / "results", help="benchmarks/results")
     options = parser.parse_args()
     started = time.perf_counter()
     rows: list[Row] = []
     if options.only in {None, "members"}:
         for measure in (of_many, of_few):
-            rows += told(measure())
-        rows += told(of_hard.of_members())
-        if options.body:
-            rows += told(of_body(options.body.read_bytes()))
+            rows += printed(measure())
+        rows += printed(of_hard.of_members())
     if options.only in {None, "panel"}:
-        rows += told(of_panel())
-        rows += told(of_hard.of_panel())
+        rows += printed(of_panel())
+        rows += printed(of_hard.of_panel())
     if options.only in {None, "planning"}:
-        rows += told(of_planning(options.members))
+        rows += printed(of_planning(options.members))
     if options.only:
         return 1 if any(row.met is False for row in rows) else 0
     run = Run("long", seed=1)
     head = header(run, time.perf_counter() - started, HERE.parent.parent, LIBRARIES)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "matching.md").write_text(page(head, rows), encoding="utf-8")
-    document = {"run": head, "figures": [asdict(row) for row in rows]}
-    (options.output / "matching.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 1 if any(row.met is False for row in rows) else 0
+    page = beginning("Matching", WRITTEN, head, rows)
+    cells = [(row.name, row.goal, shown(row.ours, row.unit), met(row), row.note) for row in rows]
+    page += [*table(("what", "goal", "measured", "met", "note"), cells), "", ABOUT]
+    document = json.dumps({"run": head, "figures": [asdict(row) for row in rows]}, indent=1)
+    written(options.output, "matching", page, document)
+    return ended(head, rows)
 
 
-def told(rows: Iterable[Row]) -> list[Row]:
+def printed(rows: Iterable[Row]) -> Iterator[Row]:
     """Print rows as soon as they are measured."""
-    shown_rows: list[Row] = []
     for row in rows:
-        verdict = {True: "met", False: "MISSED", None: ""}[row.met]
-        goal = f"  [{row.goal}]" if row.goal else ""
-        note = f"  ({row.note})" if row.note else ""
-        print(f"{verdict:7}{row.name}: {shown(row.ours, row.unit)}{goal}{note}", flush=True)
-        shown_rows.append(row)
-    return shown_rows
+        print(told(row), flush=True)
+        yield row
 
 
 def of_many() -> list[Row]:
@@ -200,57 +208,11 @@ def of_few() -> list[Row]:
     few = from_json(Quotas, to_json(Quotas(1, generate_inventory(7, surveys=0).cache_expires, tuple(surveys))))
     index = QuotaIndex(few, kinds=QuestionKinds.default().with_age(AGE, AGE_BANDS))
     people = [member.profile for member in generate_members(7, members=WARM)]
-    return [small(index, people, f"one member against {len(index)} generated quotas: median")]
-
-
-def of_body(body: bytes) -> list[Row]:
-    """Measure the inventory of `--body`, with members whose answers are drawn from its conditions."""
-    quotas = from_json(Quotas, body)
-    index = QuotaIndex(quotas)
-    return [
-        small(index, drawn(quotas), f"one member against the {len(index)} quotas of --body: median"),
-        Row("diagnostics of --body", "", len(index.diagnostics), None),
-    ]
-
-
-def small(index: QuotaIndex, people: list[Any], name: str) -> Row:
-    """Measure members against a small index."""
     for profile in people:
         index.match(profile).select(TOP)
     seconds = [cpu(lambda: index.match(profile).select(TOP)) for profile in people]  # noqa: B023  at once
-    return at_most(name, 150.0, 1e6 * statistics.median(seconds), unit="us")
-
-
-def drawn(quotas: Quotas) -> list[dict[int, Any]]:
-    """Return members whose answers are in the inventory's conditions. Some answers are missing."""
-    random = Random(3)
-    answers: dict[int, list[Any]] = {}
-    for survey in quotas.surveys:
-        for quota in survey.quotas:
-            for layer in quota.layers:
-                for sub_quota in layer.sub_quotas:
-                    for row in sub_quota.questions_and_answers:
-                        answers.setdefault(row.question_id, []).extend(row.answer_ids or row.answer_values[:50])
-    kinds = QuestionKinds.default()
-
-    def answer(question_id: int, listed: list[Any]) -> Any:
-        if kinds.kind_of(question_id) == "age":
-            return random.randint(16, 90)
-        return str(random.choice(listed)) if kinds.kind_of(question_id) == "postal" else random.choice(listed)
-
-    return [
-        {id_: answer(id_, listed) for id_, listed in answers.items() if listed and random.random() < 0.6}
-        for _ in range(WARM)
-    ]
-
-
-def agree(index: QuotaIndex, by_hand: ByHand, people: Iterable[dict[int, Any]]) -> None:
-    """Check that both give the same result: a wrong result would make the speed meaningless."""
-    for profile in people:
-        found = list(by_hand.match(profile))
-        matched = index.match(profile)
-        assert [id_ for id_, _, truth in found if truth == CERTAIN] == list(matched.certain)
-        assert [id_ for id_, _, truth in found if truth == POSSIBLE] == list(matched.possible)
+    name = f"one member against {len(index)} generated quotas: median"
+    return [at_most(name, 150.0, 1e6 * statistics.median(seconds), unit="us")]
 
 
 def top_by_hand(by_hand: ByHand, profile: dict[int, Any]) -> list[int]:
@@ -284,13 +246,6 @@ def decoded(quotas: Quotas, known: KnownSurveys) -> Quotas:
     return evolve(reader.frame(), surveys=tuple(surveys))
 
 
-def cpu(run: Callable[[], object]) -> float:
-    """Return the CPU seconds of a run."""
-    started = time.process_time()
-    run()
-    return time.process_time() - started
-
-
 def settled(run: Callable[[], object]) -> float:
     """Return the CPU seconds of a run, after a garbage collection for what came before it."""
     gc.collect()
@@ -300,31 +255,6 @@ def settled(run: Callable[[], object]) -> float:
 def percentile(values: list[float], percent: int) -> float:
     """Return a percentile."""
     return statistics.quantiles(values, n=100)[percent - 1]
-
-
-def page(head: dict[str, Any], rows: list[Row]) -> str:
-    """Return the page."""
-    goals = [row for row in rows if row.met is not None]
-    libraries = ", ".join(f"{name} {number}" for name, number in head["libraries"].items())
-    lines = [
-        "# Matching",
-        "",
-        "Written by `python benchmarks/matching`; every figure was measured in this run: CPU time, one core.",
-        "",
-        f"**{sum(bool(row.met) for row in goals)} of {len(goals)} goals met.**",
-        "",
-        f"- commit {head['commit']}, {head['date']}, {head['seconds']} s in all",
-        f"- Python {head['python']}; {libraries}",
-        f"- {head['machine']}",
-        "",
-        "| what | goal | measured | met | note |",
-        "|---|---:|---:|---:|---|",
-    ]
-    for row in rows:
-        met = {True: "yes", False: "**no**", None: ""}[row.met]
-        lines.append(f"| {row.name} | {row.goal} | {shown(row.ours, row.unit)} | {met} | {row.note} |")
-    lines += ["", ABOUT]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

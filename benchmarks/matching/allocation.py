@@ -216,11 +216,7 @@ def main() -> None:
         most = bound(case, pairs)
         seconds = time.perf_counter() - began
         output = Allocate(
-            PER_MEMBER,
-            room=case.rooms,
-            survey_room=case.survey_rooms,
-            value=case.values,
-            possible=POSSIBLE,
+            PER_MEMBER, room=case.rooms, survey_room=case.survey_rooms, value=case.values, possible=POSSIBLE
         )
         allocated = PanelMatcher(case.index, output).run(case.panel).read_all()
         asked = len(flat(allocated)[0])

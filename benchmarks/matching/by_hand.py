@@ -5,14 +5,16 @@ It follows the contract with the default policy of the index, so that the result
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from matching.inventories import AGE, DMA, POSTAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sampling_async import QuestionAndAnswers, Quotas
+    from sampling_async.matching import QuotaIndex
 
 NO, POSSIBLE, CERTAIN = range(3)
 _LONG: Final = 1000
@@ -103,3 +105,18 @@ class ByHand:
             return CERTAIN if hit else POSSIBLE if cut else NO
         answers = (answer,) if isinstance(answer, int) else answer
         return NO if wanted.isdisjoint(answers) else CERTAIN
+
+
+def agree(index: QuotaIndex, by_hand: ByHand, people: Iterable[dict[int, Any]]) -> None:
+    """Check that both give the same result: a wrong result would make the speed meaningless."""
+    for profile in people:
+        found, matched = list(by_hand.match(profile)), index.match(profile)
+        assert [id_ for id_, _, truth in found if truth == CERTAIN] == list(matched.certain)
+        assert [id_ for id_, _, truth in found if truth == POSSIBLE] == list(matched.possible)
+
+
+def cpu(run: Callable[[], object]) -> float:
+    """Return the CPU seconds of a run."""
+    started = time.process_time()
+    run()
+    return time.process_time() - started

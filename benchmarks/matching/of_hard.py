@@ -11,12 +11,12 @@ from scoreboard.board import Row, at_least, at_most, published
 from speed.remote import fresh
 
 from matching import hard
-from matching.by_hand import CERTAIN, POSSIBLE, ByHand
+from matching.by_hand import ByHand, agree, cpu
 from sampling_async import Quotas, from_json, to_json
 from sampling_async.matching import Counts, PanelMatcher, QuotaIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 WARM: Final = 3000
 TIMED: Final = 3000
@@ -104,22 +104,7 @@ def panel() -> dict[str, Any]:
     return {"quotas": len(index), "plan": plan, "runs": runs}
 
 
-def agree(index: QuotaIndex, by_hand: ByHand, people: list[dict[int, Any]]) -> None:
-    """Check that both give the same result: a wrong result would make the speed meaningless."""
-    for profile in people:
-        found, matched = list(by_hand.match(profile)), index.match(profile)
-        assert [id_ for id_, _, truth in found if truth == CERTAIN] == list(matched.certain)
-        assert [id_ for id_, _, truth in found if truth == POSSIBLE] == list(matched.possible)
-
-
 def decoded(kind: str) -> Quotas:
     """Return an inventory as the client decodes it from a response."""
     quotas = hard.crossed_inventory() if kind == "crossed" else hard.inventory()
     return from_json(Quotas, to_json(quotas))
-
-
-def cpu(run: Callable[[], object]) -> float:
-    """Return the CPU seconds of a run."""
-    started = time.process_time()
-    run()
-    return time.process_time() - started

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from attrs import asdict
 from scoreboard.board import Row, at_most
+from scoreboard.testkit import tool
 from speed.measuring import Watch, peak_mib
 from speed.remote import fresh
 
@@ -37,7 +39,6 @@ SMALL, LARGE = 100_000, 1_000_000
 DIFFERENT: Final = 20_000
 PER_MEMBER: Final = 5
 ROUNDS: Final = 3
-PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
 
 
 def of_planning(members: int = MEMBERS) -> Iterator[Row]:
@@ -79,21 +80,12 @@ def inventory() -> Quotas:
 def write_panels(panels: dict[int, Path]) -> None:
     """Write panels of some sizes."""
     people = generate_members(SEED, members=DIFFERENT, inventory=inventory())
-    columns: dict[str, Any] = {}
-    for question_id in sorted({question_id for member in people for question_id in member.profile}):
-        answers: list[Any] = [member.profile.get(question_id) for member in people]
-        if any(isinstance(answer, frozenset) for answer in answers):
-            answers = [None if answer is None else sorted(answer) for answer in answers]
-        columns[str(question_id)] = answers
-    columns["device_type"] = [member.device_type_id for member in people]
-    taken = [
-        [{name: getattr(each, name) for name in PARTICIPATION} for each in member.participations]
-        for member in people
-    ]
-    columns["participations"] = pa.array(
-        taken, pa.list_(pa.struct([(name, pa.int64()) for name in PARTICIPATION]))
+    taken = [[asdict(each) for each in member.participations] for member in people]
+    some = tool("matching_kit").panel_of(
+        [member.profile for member in people],
+        device_type=[member.device_type_id for member in people],
+        participations=pa.array(taken, tool("campaign_kit").TAKEN),
     )
-    some = pa.table(columns)
     for size, path in panels.items():
         schema = pa.schema([pa.field("member_code", pa.string()), *some.schema])
         with pq.ParquetWriter(path, schema) as writer:

@@ -14,19 +14,13 @@ if TYPE_CHECKING:
 
 
 class ClickPage:
-    """What a page did before there was a router.
-
-    Attributes:
-        asked: Quotas that were requested.
-        invited: Invites that came.
-    """
+    """What a page did before there was a router."""
 
     def __init__(self, client: SamplingClient, live: LiveIndex) -> None:
         self._client, self._live = client, live
         self._links: dict[str, tuple[int, str]] = {}
         self._unclear: set[tuple[str, int]] = set()
         self._clicks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.asked = self.invited = 0
 
     async def route(self, member: Member, *, within: float) -> str | None:
         """Return a link, or None."""
@@ -48,12 +42,10 @@ class ClickPage:
             if (left := until - anyio.current_time()) <= 0:
                 return None
             self._unclear.add((code, quota_id))  # before it is sent, so that this is true whatever happens then
-            self.asked += 1
             (outcome,) = await self._client.bulk_invite(code, [quota_id], deadline=left)
             if outcome.status != "unknown":
                 self._unclear.discard((code, quota_id))
             if outcome.invite:
-                self.invited += 1
                 self._links[code] = quota_id, outcome.invite.url
                 return outcome.invite.url
             if outcome.status != "rejected":  # the service is away, or too slow

@@ -20,14 +20,7 @@ class SamplingAsync:
 
     name = "sampling_async"
 
-    def __init__(
-        self,
-        url: str,
-        panel_guid: str,
-        api_key: str,
-        width: int,
-        **engine: Any,
-    ) -> None:
+    def __init__(self, url: str, panel_guid: str, api_key: str, width: int, **engine: Any) -> None:
         self.client = SamplingClient(
             url, panel_guid=panel_guid, api_key=api_key, max_concurrency=width, **engine
         )

@@ -10,8 +10,10 @@ dependency group `scoreboard`.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +21,13 @@ HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent.parent
 sys.path[0] = str(HERE.parent)  # there, the modules of this folder are a package
 
-from scoreboard.board import Run, document, header, markdown  # noqa: E402
+from scoreboard.board import Run, beginning, ended, header, met, shown, table, written  # noqa: E402
 from scoreboard.sections import SECTIONS, measured  # noqa: E402
+
+ABOUT: Final = (
+    "Written by `python benchmarks/scoreboard`; every figure was measured in this run. *naive* is the client "
+    "of `benchmarks/peers/naive.py` (httpx, tenacity, pydantic, `asyncio.gather`), put through the same."
+)
 
 
 def main() -> int:
@@ -30,13 +37,21 @@ def main() -> int:
     started = time.perf_counter()
     sections = [measured(name, run) for name in options.only or SECTIONS]
     head = header(run, time.perf_counter() - started, ROOT)
-    options.output.mkdir(parents=True, exist_ok=True)
-    page = options.output / ("scoreboard" if options.long else "scoreboard-short")
-    page.with_suffix(".md").write_text(markdown(head, sections), encoding="utf-8")
-    page.with_suffix(".json").write_text(document(head, sections), encoding="utf-8")
-    missed = [row.name for section in sections for row in section.rows if row.met is False]
-    print(f"{head['seconds']} s in all;", f"missed: {'; '.join(missed)}" if missed else "all goals met")
-    return 1 if missed else 0
+    rows = [row for section in sections for row in section.rows]
+    page = beginning("Scoreboard", ABOUT, head, rows, f"{head['version']} version", f"seed {head['seed']}")
+    for section in sections:
+        page += [f"## {section.title}", "", f"`{section.command}` ({section.seconds:.0f} s)", ""]
+        cells = [
+            (
+                *(row.name, row.goal, shown(row.ours, row.unit), met(row)),
+                *("" if row.naive is None else shown(row.naive, row.unit), row.note),
+            )
+            for row in section.rows
+        ]
+        page += [*table(("figure", "goal", "ours", "met", "naive", "note"), cells), ""]
+    document = json.dumps({"run": head, "sections": [asdict(each) for each in sections]}, indent=2)
+    written(options.output, "scoreboard" if options.long else "scoreboard-short", page[:-1], document)
+    return ended(head, rows)
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,17 +1,17 @@
-"""The results of a section of the scoreboard, and the page that is made of all results."""
+"""The rows of figures, with their goals, and what all pages of figures are made of."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -19,12 +19,6 @@ Value: TypeAlias = int | float | str | None
 
 AGENTS = ("ddtrace", "newrelic", "opentelemetry-instrumentation-httpx", "sentry-sdk")
 LIBRARIES = ("httpx", "httpcore", "h11", "anyio", "attrs", "cattrs", "tenacity", "pydantic", *AGENTS)
-
-
-INTRODUCTION = (
-    "Written by `python benchmarks/scoreboard`; every figure was measured in this run. *naive* is the client "
-    "of `benchmarks/peers/naive.py` (httpx, tenacity, pydantic, `asyncio.gather`), put through the same."
-)
 
 
 @dataclass(frozen=True)
@@ -153,37 +147,49 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def markdown(head: dict[str, Any], sections: list[Section]) -> str:
-    """Return the page."""
-    rows = [row for section in sections for row in section.rows if row.met is not None]
-    met = sum(bool(row.met) for row in rows)
+def told(row: Row) -> str:
+    """Return a row as it is printed when it has been measured."""
+    verdict = {None: "", True: "met", False: "MISSED"}[row.met]
+    goal = f"  [{row.goal}]" if row.goal else ""
+    naive = "" if row.naive is None else f"  [naive {shown(row.naive, row.unit)}]"
+    note = f"  ({row.note})" if row.note else ""
+    return f"{verdict:7}{row.name}: {shown(row.ours, row.unit)}{goal}{naive}{note}"
+
+
+def met(row: Row) -> str:
+    """Return whether the goal of a row is met, as pages say it."""
+    return {None: "", True: "yes", False: "**no**"}[row.met]
+
+
+def beginning(title: str, about: str, head: dict[str, Any], rows: Iterable[Row], *more: str) -> list[str]:
+    """Return the first lines of a page: what it is, how many goals are met, and which run it is of."""
+    goals = [row for row in rows if row.met is not None]
     libraries = ", ".join(f"{name} {number}" for name, number in head["libraries"].items())
-    lines = [
-        "# Scoreboard",
-        "",
-        INTRODUCTION,
-        "",
-        f"**{met} of {len(rows)} goals met.**",
-        "",
-        f"- commit {head['commit']}, {head['version']} version, seed {head['seed']}",
+    return [
+        *(f"# {title}", "", about, "", f"**{sum(bool(row.met) for row in goals)} of {len(goals)} goals met.**"),
+        *("", f"- commit {', '.join((head['commit'], *more))}"),
         f"- {head['date']}, {head['seconds']} s in all",
-        f"- Python {head['python']}; {libraries}",
-        f"- {head['machine']}",
+        *(f"- Python {head['python']}; {libraries}", f"- {head['machine']}", ""),
     ]
-    for section in sections:
-        lines += ["", f"## {section.title}", "", f"`{section.command}` ({section.seconds:.0f} s)", ""]
-        lines += ["| figure | goal | ours | met | naive | note |", "|---|---|---:|---|---:|---|"]
-        lines += [_line(row) for row in section.rows]
-    return "\n".join(lines) + "\n"
 
 
-def _line(row: Row) -> str:
-    met = {None: "", True: "yes", False: "**no**"}[row.met]
-    naive = "" if row.naive is None else shown(row.naive, row.unit)
-    cells = (row.name, row.goal, shown(row.ours, row.unit), met, naive, row.note)
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+def table(columns: Sequence[str], rows: Iterable[Iterable[Value]]) -> list[str]:
+    """Return a table. Columns are of numbers, but for the first one and those that explain."""
+    sides = ["---", *("---" if name in {"note", "command"} else "---:" for name in columns[1:])]
+    lines = [" | ".join(columns), "|".join(sides)]
+    lines += [" | ".join(shown(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
+    return [f"| {line} |" for line in lines]
 
 
-def document(head: dict[str, Any], sections: list[Section]) -> str:
-    """Return the results as JSON."""
-    return json.dumps({"run": head, "sections": [asdict(section) for section in sections]}, indent=2) + "\n"
+def written(folder: Path, stem: str, page: Iterable[str], document: str) -> None:
+    """Write a page, and its figures as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{stem}.md").write_text("\n".join(page) + "\n", encoding="utf-8")
+    (folder / f"{stem}.json").write_text(f"{document}\n", encoding="utf-8")
+
+
+def ended(head: dict[str, Any], rows: Iterable[Row]) -> int:
+    """Print what was missed. Return the exit code."""
+    missed = [row.name for row in rows if row.met is False]
+    print(f"{head['seconds']} s in all;", f"missed: {'; '.join(missed)}" if missed else "all goals met")
+    return 1 if missed else 0

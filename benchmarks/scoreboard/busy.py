@@ -48,18 +48,8 @@ def _agrees(figures: dict[str, Any]) -> bool:
 
 
 def _started(folder: Path, members: int) -> subprocess.Popen[str]:
-    command = (
-        sys.executable,
-        "-m",
-        "sampling_async",
-        "demo",
-        "--json",
-        "--members",
-        str(members),
-        "--out",
-        str(folder),
-    )
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "sampling_async", "demo", "--json", "--members", str(members)]
+    return subprocess.Popen([*command, "--out", str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 @contextmanager

@@ -6,14 +6,12 @@ All of it is repeated through a proxy in another process: with a tunnel (CONNECT
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +26,7 @@ from sampling_async.simulator import Latency, Simulator
 from scoreboard.board import Row, Run, exactly, published
 from scoreboard.service import open_inventory, open_members, service
 from scoreboard.testkit import ROOT
+from scoreboard.testkit import descriptors as open_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +107,7 @@ async def _churn(
     random, calls = Random(seed), 0
     longest = LONGEST_THROUGH_PROXY if options.proxy else LONGEST
     await asyncio.sleep(0)
-    descriptors, tasks = _descriptors(), len(asyncio.all_tasks())
+    descriptors, tasks = open_files(), len(asyncio.all_tasks())
 
     async def hasty() -> None:
         nonlocal calls
@@ -131,9 +130,4 @@ async def _churn(
             healthy += 1
         permits = client.client.snapshot().running if isinstance(client, OurClient) else None
     await asyncio.sleep(0.1)
-    gc.collect()
-    return calls, healthy, _descriptors() - descriptors, len(asyncio.all_tasks()) - tasks, permits
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    return calls, healthy, open_files() - descriptors, len(asyncio.all_tasks()) - tasks, permits

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import shutil
 import sqlite3
@@ -17,16 +16,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import httpx
+from speed.remote import fresh
 
 from sampling_async import InviteRequest, Journal, JournalError
 from scoreboard.board import Row, Run, at_least, exactly
 from scoreboard.testkit import tool
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 doubles: Final = tool("doubles")
 
@@ -73,7 +70,7 @@ def _copy(path: Path) -> None:
 
 
 def _fan_out(path: Path) -> None:
-    if asyncio.run(_asked(path))[0]:
+    if _run(path)[0]:
         raise RuntimeError("a second fan-out of the same process was let in")
 
 
@@ -112,7 +109,7 @@ def _tried(path: Path, look: str) -> tuple[bool, int, bool]:
     """
     asked: Pairs = Counter()
     was_let_in = asyncio.run(_first(path, look, asked))
-    asked.update(asyncio.run(_asked(path))[1])
+    asked.update(_run(path)[1])
     with contextlib.closing(sqlite3.connect(path)) as database:
         is_whole = database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     return was_let_in, sum(times > 1 for times in asked.values()), not is_whole
@@ -132,7 +129,7 @@ async def _first(path: Path, look: str, asked: Pairs) -> bool:
             await journal.backup(path.with_name(f"{path.name}-copy"))
         else:
             await asyncio.to_thread(act, path)
-        was_let_in, others = await asyncio.to_thread(_elsewhere, path)
+        was_let_in, others = await asyncio.to_thread(fresh, _run, path)
         asked.update(others)
         async for _ in stream:
             pass
@@ -172,18 +169,8 @@ async def _outcomes(
     return known
 
 
-def _elsewhere(path: Path) -> tuple[bool, Pairs]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(theirs, path))
-    process.start()
-    found: tuple[bool, Pairs] = ours.recv()
-    process.join()
-    return found
-
-
-def _child(pipe: Connection, path: Path) -> None:
-    pipe.send(asyncio.run(_asked(path)))
+def _run(path: Path) -> tuple[bool, Pairs]:
+    return asyncio.run(_asked(path))
 
 
 # --- Damage

@@ -7,7 +7,6 @@ import gc
 import re
 import tracemalloc
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +20,7 @@ from sampling_async import SamplingError
 from sampling_async.simulator import Fault, Simulator
 from scoreboard.board import Row, Run, at_least, at_most, exactly
 from scoreboard.service import FIRST_QUOTA, Remote, open_inventory, open_members, service
+from scoreboard.testkit import descriptors as open_files
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Iterator
@@ -106,7 +106,7 @@ def clear_faults(simulator: Simulator) -> None:
 
 
 async def _measure(remote: Remote, peer: type[Peer], calls: int, seed: int) -> Remains:
-    descriptors, tasks = _descriptors(), len(asyncio.all_tasks())
+    descriptors, tasks = open_files(), len(asyncio.all_tasks())
     remains = Remains()
     tracemalloc.start()  # compared with the first one, so that objects which replace older ones do not count
     client = peer(remote.address, Options(CONCURRENCY, read=0.25, patience=0.5, backoff=0.005))
@@ -127,7 +127,7 @@ async def _measure(remote: Remote, peer: type[Peer], calls: int, seed: int) -> R
             remains.healthy = type(exc).__name__
     del client
     await asyncio.sleep(0.1)  # closed transports are freed in the next turns of the loop
-    remains.descriptors = _descriptors() - descriptors
+    remains.descriptors = open_files() - descriptors
     remains.tasks = len(asyncio.all_tasks()) - tasks
     return remains
 
@@ -169,12 +169,6 @@ def _call(client: Peer, random: Random) -> Coroutine[Any, Any, Any]:
 
 async def _read(codes: AsyncGenerator[str, None]) -> int:
     return len([code async for code in codes])
-
-
-def _descriptors() -> int:
-    gc.collect()
-    folder = Path("/proc/self/fd")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def _traced() -> int:

@@ -43,11 +43,6 @@ def bulk(quota_ids: Iterable[int]) -> bytes:
     return json.dumps({"Invites": items}).encode()
 
 
-def asked_ids(request: httpx.Request, body: bytes) -> list[int]:
-    """Return the quota IDs of a bulk invite, or none for other requests."""
-    return json.loads(body)["QuotaIDs"] if request.method == "POST" else []
-
-
 def ok(body: bytes) -> httpx.Response:
     """Return a 200."""
     return httpx.Response(200, content=body, headers={"Content-Type": "application/json"})

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import time
-import traceback
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from scoreboard.board import Row, Run, Section, missing, shown
+from speed.remote import RemoteError, fresh
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+from scoreboard.board import Row, Run, Section, missing, told
 
 SECTIONS: Final = {
     "truth": "Truth: one true outcome for every quota ID",
@@ -50,46 +46,18 @@ def measured(name: str, run: Run) -> Section:
     section = Section(name, SECTIONS[name], command)
     print(f"{section.title} ...", flush=True)
     started = time.perf_counter()
-    section.rows = _in_process(name, run)
+    try:
+        section.rows = fresh(_measure, name, run, limit=LIMITS[run.version])
+    except RemoteError as exc:
+        print(f"  {exc}")
+        section.rows = [missing(name, "to be measured", "failed: what it printed says why")]
     section.seconds = time.perf_counter() - started
     for row in section.rows:
-        verdict = {None: "", True: "met", False: "MISSED"}[row.met]
-        print(f"  {verdict:7}{row.name}: {shown(row.ours, row.unit)}   [naive {shown(row.naive, row.unit)}]")
+        print(f"  {told(row)}")
     print(f"  {section.seconds:.0f} s", flush=True)
     return section
 
 
-def _in_process(name: str, run: Run) -> list[Row]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(theirs, name, run))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(LIMITS[run.version]):
-            return [missing(name, "to end", "hung: stopped at its time limit")]
-        rows: list[Row] = ours.recv()
-    except EOFError:
-        return [missing(name, "to end", "its process ended without a result")]
-    else:
-        return rows
-    finally:
-        process.join(10)
-        if process.is_alive():
-            process.kill()
-
-
-def _measure(pipe: Connection, name: str, run: Run) -> None:
-    try:
-        rows = importlib.import_module(f"scoreboard.{name}").rows(run)
-    except Exception as exc:  # noqa: BLE001  a section that fails must not take the others with it
-        print(_told(exc))
-        rows = [missing(name, "to run", f"failed with {type(exc).__name__}")]
-    pipe.send(rows)
-
-
-def _told(exc: Exception) -> str:
-    """Return a traceback without the paths of this machine."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
-    return f"  {places}: {type(exc).__name__}: {exc}"
+def _measure(name: str, run: Run) -> list[Row]:
+    rows: list[Row] = importlib.import_module(f"scoreboard.{name}").rows(run)
+    return rows

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from peers.common import Address
+from speed.remote import remote
 
 from sampling_async import Price, Quota, Quotas, Survey
 from sampling_async.simulator import SimulatedMember, Simulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
+
+    from speed.remote import Remote as Process
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,17 +28,13 @@ FIRST_SURVEY = 2_000_000
 class Remote:
     """A simulator in another process."""
 
-    def __init__(self, pipe: Connection, address: Address) -> None:
-        self._pipe = pipe
-        self.address = address
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.address: Address = process.call("start")
 
     def ask(self, function: Callable[Concatenate[Simulator, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function of a module with the simulator, in the other process, and return its result."""
-        self._pipe.send((function, args, kwargs))
-        is_good, answer = self._pipe.recv()
-        if not is_good:
-            raise RuntimeError(f"the simulator's process failed: {answer}")
-        result: T = answer
+        result: T = self._process.call("ask", function, args, kwargs)
         return result
 
 
@@ -50,36 +47,24 @@ def service(build: Callable[P, Simulator], *args: P.args, **kwargs: P.kwargs) ->
         args: Its arguments.
         kwargs: Its arguments.
     """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, build, args, kwargs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield Remote(ours, ours.recv())
-    finally:
-        ours.close()
-        process.join(10)
-        if process.is_alive():
-            process.kill()
+    with remote(_Simulated, build, args, kwargs) as process:
+        yield Remote(process)
 
 
-def _serve(
-    pipe: Connection, build: Callable[..., Simulator], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Serve until the other end of the pipe is closed."""
-    simulator = build(*args, **kwargs)
-    with simulator.serve() as url:
-        pipe.send(Address(url, simulator.panel_guid, simulator.api_key))
-        while True:
-            try:
-                function, given, named = pipe.recv()
-            except EOFError:
-                return
-            try:
-                pipe.send((True, function(simulator, *given, **named)))
-            except Exception as exc:  # noqa: BLE001  told to who asked
-                pipe.send((False, f"{type(exc).__name__}: {exc}"))
+class _Simulated:
+    def __init__(self, build: Callable[..., Simulator], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._simulator = build(*args, **kwargs)
+        self._serving = ExitStack()
+
+    def start(self) -> Address:
+        url = self._serving.enter_context(self._simulator.serve())
+        return Address(url, self._simulator.panel_guid, self._simulator.api_key)
+
+    def ask(self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        return function(self._simulator, *args, **kwargs)
+
+    def stop(self) -> None:
+        self._serving.close()
 
 
 def open_inventory(quotas: int, *, refused_every: int = 0, recontacts: int = 0) -> Quotas:

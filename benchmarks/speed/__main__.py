@@ -19,7 +19,7 @@ HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent.parent
 sys.path[0] = str(HERE.parent)  # there, the modules of this folder are a package
 
-from scoreboard.board import Run, header  # noqa: E402
+from scoreboard.board import Run, ended, header, written  # noqa: E402
 
 from speed.page import LIBRARIES, document, markdown  # noqa: E402
 from speed.sections import SECTIONS, run_section  # noqa: E402
@@ -35,17 +35,13 @@ def main() -> int:
     head |= {"version": "quick" if options.quick else "full"}
     del head["seed"]
     stem = "speed-quick" if options.quick else "speed-part" if options.only else "speed"
-    options.output.mkdir(parents=True, exist_ok=True)
 
     from speed.plots import draw  # noqa: PLC0415  not while something is measured
 
+    options.output.mkdir(parents=True, exist_ok=True)
     plots = draw(sections, options.output, stem)
-    page = options.output / stem
-    page.with_suffix(".md").write_text(markdown(head, sections, plots), encoding="utf-8")
-    page.with_suffix(".json").write_text(document(head, sections), encoding="utf-8")
-    missed = [row.name for section in sections for row in section.measured.goals if not row.met]
-    print(f"{head['seconds']} s in all;", f"missed: {'; '.join(missed)}" if missed else "all goals met")
-    return 1 if missed else 0
+    written(options.output, stem, markdown(head, sections, plots), document(head, sections))
+    return ended(head, [row for section in sections for row in section.measured.goals])
 
 
 def _arguments() -> argparse.Namespace:

@@ -72,22 +72,20 @@ class Canned:
     latency: Latency | None = None
 
 
-class _Connection(asyncio.Protocol):
-    """One connection.
+class Connection(asyncio.Protocol):
+    """One connection of a server. `answer` is called with the target and the body of each request."""
 
-    Args:
-        answers: The responses.
-        wait: Returns how many seconds a call takes from now, for a number of quota IDs; None for no delay.
-    """
-
-    def __init__(self, answers: _Answers, wait: Callable[[int], float] | None) -> None:
-        self._answers = answers
-        self._wait = wait
+    def __init__(self) -> None:
         self._received = b""
+        self.transport: Any = None
+
+    def answer(self, target: str, body: bytes) -> None:
+        """Answer a request, now or later."""
+        raise NotImplementedError
 
     def connection_made(self, transport: Any) -> None:
         """Keep the new connection."""
-        self._transport = transport
+        self.transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
@@ -102,15 +100,27 @@ class _Connection(asyncio.Protocol):
             body, self._received = self._received[end + 4 : whole], self._received[whole:]
             target = _TARGET.match(head)
             assert target is not None, head
-            answer = self._answers.to(target[2].decode(), body)
-            if self._wait is None:
-                self._send(answer)
-            else:
-                seconds = self._wait(body.count(b",") + 1)
-                asyncio.get_running_loop().call_later(seconds, self._send, answer)
+            self.answer(target[2].decode(), body)
+
+
+class _Canned(Connection):
+    """A connection whose responses wait as long as a call for so many quota IDs takes from now, if at all."""
+
+    def __init__(self, answers: _Answers, wait: Callable[[int], float] | None) -> None:
+        super().__init__()
+        self._answers = answers
+        self._wait = wait
+
+    def answer(self, target: str, body: bytes) -> None:
+        answer = self._answers.to(target, body)
+        if self._wait is None:
+            self._send(answer)
+        else:
+            seconds = self._wait(body.count(b",") + 1)
+            asyncio.get_running_loop().call_later(seconds, self._send, answer)
 
     def _send(self, answer: bytes) -> None:
-        self._transport.write(_HEAD % len(answer) + answer)
+        self.transport.write(_HEAD % len(answer) + answer)
 
 
 class _Answers:
@@ -157,7 +167,7 @@ async def _serve(pipe: Connection, canned: Canned) -> None:
         from sampling_async.simulator._clock import WorkQueue  # noqa: PLC0415  not where nothing waits
 
         wait = WorkQueue(canned.latency, clock=loop.time).admit
-    server = await loop.create_server(lambda: _Connection(answers, wait), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(lambda: _Canned(answers, wait), "127.0.0.1", 0, backlog=1024)
     pipe.send(server.sockets[0].getsockname()[1])
     closed = asyncio.Event()
     loop.add_reader(pipe.fileno(), closed.set)  # readable when the other end is closed

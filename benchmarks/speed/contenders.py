@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from speed.attempts import attempts, percentiles
-from speed.measuring import Watch
+from speed.measuring import Watch, attempts, percentiles
 from speed.remote import remote
 
 if TYPE_CHECKING:

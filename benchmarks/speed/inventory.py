@@ -1,4 +1,4 @@
-"""The cost of decoding an inventory into models."""
+"""Inventories of a given size, surveys first as the service has them, and what it costs to decode them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from peers.sampling import quotas_of
 from scoreboard.board import at_least, at_most
 
+from sampling_async import to_json
 from sampling_async._json.fast import KnownSurveys
+from sampling_async.simulator import generate_inventory
 from speed.canned_server import Address
 from speed.contenders import AIOHTTP, HTTPX, OURS, PEERS, WHOLE, contender
-from speed.inventories import SIZES, inventory, refreshed
 from speed.measuring import Measured, Spread, Table, interleaved, ratio
 from speed.remote import fresh
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from scoreboard.board import Run
 
     from sampling_async import Quotas
     from speed.measuring import Sample
 
+SIZES: Final = (12, 60)
+"""Megabytes: the size of a real panel's inventory, and five times that."""
+
+_SEEDED_SURVEYS: Final = 600
+_IDS: Final = frozenset({"SurveyID", "WaveID", "QuotaID", "LayerID", "SubQuotaID"})
+_SHIFT: Final = 1_000_000
 
 NOTE: Final = (
     "sampling_async reads as `get_quotas` does: in parts, between which it puts off full collections of "
@@ -95,3 +105,55 @@ def _samples(megabytes: int, rounds: int) -> dict[str, list[Sample]]:
         }
         takers = {name: partial(each.call, "decode", body) for name, each in processes.items()}
         return interleaved(takers, rounds)
+
+
+# --- The inventories
+
+
+def inventory(megabytes: float) -> bytes:
+    """Return a body of Get Quotas of this size. It is the same each time.
+
+    The simulator generates some hundred surveys, which are repeated with other IDs: to generate all of them
+    would take minutes.
+    """
+    made = msgspec.json.decode(to_json(generate_inventory(1, surveys=_SEEDED_SURVEYS)))
+    size, surveys = 0, []
+    for survey in _repeated(made["Surveys"]):
+        surveys.append(survey)
+        size += len(survey) + 1
+        if size >= megabytes * 1e6:
+            break
+    country, expires = made["CountryID"], made["CacheExpires"]
+    return b'{"Surveys":[%b],"CountryID":%d,"CacheExpires":"%b"}' % (
+        b",".join(surveys),
+        country,
+        expires.encode(),
+    )
+
+
+def refreshed(body: bytes) -> bytes:
+    """Return the inventory of a minute later: one survey in a hundred has changed."""
+    made = msgspec.json.decode(body)
+    for survey in made["Surveys"][::100]:
+        survey["EstimatedCompletesRemaining"] += 1
+    return msgspec.json.encode(made)
+
+
+def _repeated(surveys: list[dict[str, Any]]) -> Iterator[bytes]:
+    while True:
+        for survey in surveys:
+            yield msgspec.json.encode(survey)
+            _shift(survey)
+
+
+def _shift(value: Any) -> None:
+    """Change all IDs, in place."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name in _IDS and inner:  # wave 0 means any wave
+                value[name] = inner + _SHIFT
+            else:
+                _shift(inner)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for inner in value:
+            _shift(inner)

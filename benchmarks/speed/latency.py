@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sampling_async.simulator import Latency
-from speed.attempts import PERCENTS, attempts, percentiles
 from speed.canned_server import Canned, canned_service
-from speed.measuring import Measured, Table, interleaved
+from speed.measuring import PERCENTS, Measured, Table, attempts, interleaved, percentiles
 from speed.ours import OurClient
 from speed.remote import remote
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import gc
+import logging
 import statistics
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from scoreboard.board import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from scoreboard.board import Row, Value
 
+PERCENTS: Final = (50, 90, 99)
 T = TypeVar("T")
 Key = TypeVar("Key")
 
@@ -147,6 +150,35 @@ def several_times(times: int, take: Callable[[], Mapping[Key, list[T]]]) -> dict
 def microseconds(samples: Iterable[Sample], units: int) -> list[float]:
     """Return the CPU microseconds of each sample, per unit of work."""
     return [sample.cpu / units * 1e6 for sample in samples]
+
+
+class _Attempts(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.args, tuple) and isinstance(record.args[3], float):
+            self.seconds.append(record.args[3])
+
+
+@contextmanager
+def attempts() -> Iterator[list[float]]:
+    """Collect the durations of the attempts in the block. This costs CPU time, so do not measure that."""
+    logger, collected = logging.getLogger("sampling_async"), _Attempts()
+    logger.addHandler(collected)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield collected.seconds
+    finally:
+        logger.removeHandler(collected)
+        logger.setLevel(logging.NOTSET)
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Return milliseconds by percentile."""
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {f"p{percent}": round(cuts[percent - 1] * 1000, 2) for percent in PERCENTS}
 
 
 def resident_mib() -> float:

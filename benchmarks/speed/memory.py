@@ -100,8 +100,4 @@ def measure(run: Run) -> Measured:
         )
         for stream, growth in growths.items()
     ]
-    return Measured(
-        goals=goals,
-        tables=[table],
-        samples={"count": count, "growths": growths},
-    )
+    return Measured(goals=goals, tables=[table], samples={"count": count, "growths": growths})

@@ -7,30 +7,15 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from scoreboard.board import shown
+from scoreboard.board import beginning, met, shown, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from scoreboard.board import Row, Value
-
-    from speed.measuring import Table
     from speed.plots import Plot
     from speed.sections import Section
 
 LIBRARIES: Final = (
-    "msgspec",
-    "attrs",
-    "anyio",
-    "httptools",
-    "httpx",
-    "httpcore",
-    "aiohttp",
-    "httpx-aiohttp",
-    "pydantic",
-    "pyreqwest",
-    "uvloop",
-    "openapi-python-client",
+    *("msgspec", "attrs", "anyio", "httptools", "httpx", "httpcore", "aiohttp", "httpx-aiohttp"),
+    *("pydantic", "pyreqwest", "uvloop", "openapi-python-client"),
 )
 HOW_TO_READ: Final = """\
 **What is measured.** `sampling_async` as it comes, over real sockets on loopback, beside three other clients
@@ -60,54 +45,27 @@ file beside this page.
 makes its section alone; `--quick` is for a first look. Needs the dependency group `bench`."""
 
 
-def markdown(head: dict[str, Any], sections: list[Section], plots: list[Plot]) -> str:
-    """Return the page."""
-    goals = [row for section in sections for row in section.measured.goals]
-    libraries = ", ".join(f"{name} {number}" for name, number in head["libraries"].items())
-    lines = [
-        "# Speed",
-        "",
-        "Written by `python benchmarks/speed`; every figure was measured in this run.",
-        "",
-        f"**{sum(bool(row.met) for row in goals)} of {len(goals)} goals met.**",
-        "",
-        f"- commit {head['commit']}, {head['version']} run",
-        f"- {head['date']}, {head['seconds']} s in all",
-        f"- Python {head['python']}; {libraries}",
-        f"- {head['machine']}",
-        "",
-        *_table(
-            ("what", "goal", "measured", "met", "note", "command"),
-            [_goal(row, section.command) for section in sections for row in section.measured.goals],
-        ),
+def markdown(head: dict[str, Any], sections: list[Section], plots: list[Plot]) -> list[str]:
+    """Return the lines of the page."""
+    about = "Written by `python benchmarks/speed`; every figure was measured in this run."
+    rows = [row for section in sections for row in section.measured.goals]
+    goals = [
+        (row.name, row.goal, shown(row.ours, row.unit), met(row), row.note, f"`{section.command}`")
+        for section in sections
+        for row in section.measured.goals
     ]
+    lines = beginning("Speed", about, head, rows, f"{head['version']} run")
+    lines += table(("what", "goal", "measured", "met", "note", "command"), goals)
     for section in sections:
         lines += ["", f"## {section.title}", "", f"`{section.command}` ({section.seconds:.0f} s)"]
-        for table in section.measured.tables:
-            lines += ["", f"**{table.title}**", "", *_figures(table)]
+        for each in section.measured.tables:
+            lines += ["", f"**{each.title}**", "", *table(each.columns, each.rows)]
         for note in section.measured.notes:
             lines += ["", note]
     lines += ["", "## Plots"]
     for plot in plots:
         lines += ["", f"![{plot.title}]({plot.file})", "", plot.caption]
-    lines += ["", "## How to read this", "", HOW_TO_READ]
-    return "\n".join(lines) + "\n"
-
-
-def _goal(row: Row, command: str) -> tuple[Value, ...]:
-    met = "yes" if row.met else "**no**"
-    return (row.name, row.goal, shown(row.ours, row.unit), met, row.note, f"`{command}`")
-
-
-def _figures(table: Table) -> list[str]:
-    return _table(table.columns, table.rows)
-
-
-def _table(columns: Iterable[str], rows: Iterable[Iterable[Value]]) -> list[str]:
-    names = list(columns)
-    lines = [" | ".join(names), "|".join(["---", *["---:"] * (len(names) - 1)])]
-    lines += [" | ".join(shown(cell).replace("|", "\\|") for cell in row) for row in rows]
-    return [f"| {line} |" for line in lines]
+    return [*lines, "", "## How to read this", "", HOW_TO_READ]
 
 
 def document(head: dict[str, Any], sections: list[Section]) -> str:
@@ -115,7 +73,7 @@ def document(head: dict[str, Any], sections: list[Section]) -> str:
     text = json.dumps(
         {"run": head, "sections": [_plain(section) for section in sections]}, indent=1, ensure_ascii=False
     )
-    return re.sub(r"\[[-\d.e,\s]+\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+    return re.sub(r"\[[-\d.e,\s]+\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
 
 
 def _plain(value: Any) -> Any:

@@ -41,7 +41,7 @@ class Remote:
 
 @contextmanager
 def remote(make: Callable[..., object], *arguments: Any) -> Iterator[Remote]:
-    """Start a process and make an object in it. Both end with the block."""
+    """Start a process and make an object in it. Both end with the block, after the object's `stop`, if any."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, make, arguments))
@@ -85,6 +85,8 @@ def _serve(pipe: Connection, make: Callable[..., object], arguments: tuple[Any, 
                 except Exception as exc:  # noqa: BLE001  it is told where the figure is wanted
                     failure = _told(exc)
             pipe.send((failure, result))
+    if hasattr(made, "stop"):
+        made.stop()
 
 
 def _told(exc: Exception) -> str:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from scoreboard.board import missing, shown
+from scoreboard.board import missing, told
 
 from speed.measuring import Measured
 from speed.remote import RemoteError, fresh
@@ -34,6 +34,9 @@ SECTIONS: Final = {
     "memory": "Memory: millions of quota IDs and of recontact codes",
     "recontact": "Recontact: reading ahead",
 }
+_HOMES: Final = {"burst": "calls", "single": "calls"}
+"""The module of a section, where it does not have its name."""
+
 LIMITS: Final = {"short": 240.0, "long": 900.0}
 """Seconds after which a section counts as hung."""
 
@@ -61,12 +64,12 @@ def run_section(name: str, run: Run) -> Section:
         measured = Measured([missing(name, "to be measured", "failed: what it printed says why")], [], {})
     section = Section(name, SECTIONS[name], command, measured, time.perf_counter() - started)
     for row in measured.goals:
-        verdict = "met" if row.met else "MISSED"
-        print(f"  {verdict:7}{row.name}: {shown(row.ours, row.unit)}   [{row.goal}]")
+        print(f"  {told(row)}")
     print(f"  {section.seconds:.0f} s", flush=True)
     return section
 
 
 def _measure(name: str, run: Run) -> Measured:
-    measured: Measured = importlib.import_module(f"speed.{name}").measure(run)
+    module = importlib.import_module(f"speed.{_HOMES.get(name, name)}")
+    measured: Measured = getattr(module, name if name in _HOMES else "measure")(run)
     return measured

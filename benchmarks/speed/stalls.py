@@ -16,7 +16,7 @@ from scoreboard.board import at_most, shown
 
 from speed.canned_server import Canned, canned_service
 from speed.contenders import AIOHTTP, HTTPX, OURS, peer
-from speed.inventories import SIZES, inventory
+from speed.inventory import SIZES, inventory
 from speed.measuring import Measured, Spread, Table, interleaved, peak_mib, resident_mib
 from speed.remote import remote
 
