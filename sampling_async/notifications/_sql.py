@@ -218,8 +218,10 @@ class SqlStore(ABC):
         """Return the keys that there are facts of."""
         known, left = set[str](), list(keys)
         while left:
-            size = min(1 << len(left).bit_length() - 1, MOST_ROWS)
+            # The last key again, up to one of few sizes: one statement for all, that stays compiled.
+            size = min(1 << (len(left) - 1).bit_length(), MOST_ROWS)
             part, left = left[:size], left[size:]
+            part += part[-1:] * (size - len(part))
             # Each key is looked up in the index. With IN, PostgreSQL reads the whole table until it has counted
             # it: of a new store, a third more is stored in a second this way.
             query = (
