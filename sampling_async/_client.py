@@ -327,8 +327,8 @@ class SamplingClient:
 
             async with SamplingClient.from_env(max_concurrency=64).share(of=8) as client: ...
 
-        `max_concurrency` is divided, and rounded down: a third of 10 is 3; so is the number of requests with
-        which a client begins. The new client is independent.
+        `max_concurrency` is divided, and rounded down: a third of 10 is 3. So is the number of requests with
+        which a client begins, but each begins with one at least. The new client is independent.
         It has its own connections, and its owner must close it. It measures for itself: its limit below
         `max_concurrency`, its requests per second, and outages, in which each share sends its own probe. Each
         share has a whole retry budget of its own (`RetryPolicy.budget`), so 8 shares may make 8 times the

@@ -110,8 +110,11 @@ class Feedback:
 
     def attempt_cancelled(self, permit: Permit, seconds: float, seconds_of_call: float) -> None:
         """Record that a host cancelled a call while an attempt had no response."""
-        if permit.was_cancelled(seconds_of_call) and permit.kind.was_cut_off(seconds, self._gate.clock()):
-            self._gate.overloaded(permit, was_late=True)
+        now = self._gate.clock()
+        if permit.was_cancelled(seconds_of_call):
+            permit.kind.rest(seconds, now)
+            if permit.kind.was_cut_off(seconds, now):
+                self._gate.overloaded(permit, was_late=True)
 
     def _record_failure(
         self, call: Call[Any], permit: Permit, error: SamplingError, began: float, now: float

@@ -314,6 +314,7 @@ class Gate:
         for kind in self._kinds.values():
             kind.stale = set(kind.held)
             kind.adaptive.start_again()
+            kind.pace.end_rest()
 
     async def _turn_of(self, permit: Permit, waiter: Waiter) -> None:
         waiter.turn_came, permit.waiter = OneShotEvent(), waiter

@@ -191,8 +191,8 @@ class Pace:
         self._refused_at, self._latest_at, self._is_dry = now, now, True
         self._is_resumed, self._is_tried = False, False
         self._climb, self._lift, self._well_for = inf, 1.0, 0.0
-        self.is_on = self._unpaced is None
-        self._next_at = max(self._next_at, now + self.gap) if self.is_on else now
+        self.is_on = self._unpaced is None or self._rests_until > now
+        self._next_at = max(self._next_at, now + self.gap) if self._unpaced is None else now
 
     def _set_rate(self, now: float) -> None:
         """Measure the rate of what was let through since the latest refusal, or guess it."""
@@ -262,7 +262,10 @@ class Pace:
 
     def rest(self, until: float) -> None:
         """Let no attempt begin until a moment, whatever the rate."""
-        self.is_on, self._rests_until = True, until
+        self.is_on, self._rests_until = True, max(self._rests_until, until)
+
+    def end_rest(self) -> None:
+        self._rests_until = -inf
 
     def wait(self, now: float, longest: float = inf) -> float:
         """Return the seconds until the next attempt may begin, at most `longest` after the latest one."""
@@ -363,7 +366,6 @@ class _Unpaced:
 
 
 _START: Final = 8  # the first limit, of all shares together
-_LEAST: Final = 1 / 8  # the lowest limit
 _LONGEST_REST: Final = 1.0  # seconds: somebody always tries
 OVERLOADED: Final = 0.5  # the factor for the limit after an overload
 
@@ -378,6 +380,7 @@ _HARMLESS: Final = 1 / 20  # of the time limit: a response this fast is never to
 _FELT: Final = 1 / 4  # of the time that callers have: not this fast either
 BARELY: Final = 1 / 2  # of the time that callers have: with one more in the line, they would give up
 _LONG: Final = 2.0  # seconds that callers have, or more
+_REGAINED: Final = 1 / 4  # of a limit below 1, with each response that is not as fast as ever
 _WELL_AFTER: Final = 16  # responses since the limit was lowered: then callers seem to bear what is usual
 
 
@@ -385,8 +388,8 @@ _WELL_AFTER: Final = 16  # responses since the limit was lowered: then callers s
 class AdaptiveLimit:
     """A limit, at most a maximum, that adapts to the load that the service can take.
 
-    Below 1 it is a share of the time: with 1/4, nothing is sent for 0.6 s after an attempt of 0.2 s. Otherwise
-    four shares of a service that works on one request at once would keep all callers waiting for too long.
+    Of one of four shares it may be 1/4, a share of the time: nothing is sent for 0.6 s after an attempt of 0.2
+    s. Otherwise, if a service works on one request at once, four would keep all callers waiting for too long.
     """
 
     maximum: int
@@ -414,9 +417,10 @@ class AdaptiveLimit:
     def overloaded(self, generation: int, share: float = OVERLOADED, *, is_careful: bool = False) -> None:
         """Record that an attempt of a generation overloaded the service; `share` of the limit is left."""
         if generation == self.generation:
-            self._since = 0
+            if share < 1.0:
+                self._since = 0
             if is_careful:
-                self._limit = self._careful_from = max(_LEAST, self._limit * share)
+                self._limit = self._careful_from = max(1.0 / self.shares, self._limit * share)
             else:
                 self._limit = max(min(1.0, self._limit), self._limit * share)
             self.generation += 1
@@ -452,8 +456,11 @@ class AdaptiveLimit:
         ratio = _AT_EASE if expected is None or is_fast else seconds / max(expected(quota_ids), 1e-9)
         before, self._ratio = self._ratio, ratio
         self._since += 1
+        if self._limit < 1.0:
+            # Whatever it took, it came. What only this limit can measure must not keep it low.
+            self._grow(1.0 if ratio <= _AT_EASE else _REGAINED * self._limit, generation, running)
         # One slow response may be chance, so the previous one must have been slow as well.
-        if ratio > _TOO_SLOW and before > _GROWING:
+        elif ratio > _TOO_SLOW and before > _GROWING:
             # If 8 ran and took 4 times as long, the service worked on 8 / 4 = 2 at once. The limit becomes
             # twice that, 4, so that the service always has the next one waiting.
             self._limit = self._careful_from = min(self._limit, max(1.0, _GROWING * among / ratio))

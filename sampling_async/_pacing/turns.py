@@ -39,6 +39,7 @@ _OLDEST: Final = 40  # one in so many is the oldest, if callers have no deadline
 # Attempts that have no response at their deadline show overload for so many seconds. Then only those do that
 # took much longer than the shortest time of a call.
 _HOPELESS: Final = 15.0
+_A_ROW: Final = 4  # responses that end a row of such attempts, though they hardly came in time
 
 _LATEST: Final = 0.1  # the weight of the latest time in the moving average
 _LATELY: Final = 10.0  # seconds for which a short time of a caller counts
@@ -155,6 +156,7 @@ class WorkKind:
         self.lanes: list[tuple[float, int, Lane]] = []
         self._best = inf  # the shortest time of a call
         self._cut_off_at = inf  # when the first attempt since a response in good time had none at its deadline
+        self._hardly = 0  # responses since the latest of them
         self.usual = 0.0  # seconds that a call takes, as a moving average; of a bulk request, see `LatencyLine`
         self.held_until = -inf  # when the latest hold ends
         self.shut = BusyIntervals()  # when waiters waited for the end of a hold or an outage
@@ -165,7 +167,8 @@ class WorkKind:
     def took(self, seconds: float, callers: float) -> None:
         self.usual += _LATEST * (seconds - self.usual) if self.usual else seconds
         self._best = min(self._best, seconds)
-        if seconds <= BARELY * callers:
+        self._hardly += 1
+        if seconds <= BARELY * callers or self._hardly >= _A_ROW:
             self._cut_off_at = inf
 
     def rest(self, seconds: float, now: float) -> None:
@@ -181,6 +184,7 @@ class WorkKind:
         deadline may be too short for any service.
         """
         self.usual = max(self.usual, self.usual + _LATEST * (seconds - self.usual))
+        self._hardly = 0
         if self._cut_off_at == inf:
             self._cut_off_at = now
             return False

@@ -1029,3 +1029,11 @@ def test_responses_that_hardly_come_in_time_do_not_hide_those_that_come_too_late
             shown = kind.was_cut_off(0.3, now)
             kind.took(seconds, callers=0.3)
         assert shown is is_overload
+
+
+def test_a_few_responses_that_hardly_come_in_time_end_a_row():
+    kind = WorkKind("work", 8)
+    for now in (1.0, 2.0, 3.0):
+        assert not kind.was_cut_off(0.3, now)
+        for _ in range(4):
+            kind.took(0.2, callers=0.3)

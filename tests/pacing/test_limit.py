@@ -405,12 +405,15 @@ def test_above_what_was_too_much_it_grows_by_one_with_each_full_set_of_responses
 
 
 def test_below_one_the_limit_is_a_share_of_the_time():
-    adaptive = AdaptiveLimit(8)
+    """Eight shares do not go below one attempt together; one client does not go below one."""
+    adaptive, alone = AdaptiveLimit(8, shares=8), AdaptiveLimit(8)
     rests = []
-    for generation in range(8):
+    for generation in range(6):
+        alone.overloaded(generation, is_careful=True)
         adaptive.overloaded(generation, is_careful=True)
         rests.append(adaptive.rest(0.1))
-    assert rests == pytest.approx([0.0, 0.0, 0.0, 0.1, 0.3, 0.7, 0.7, 0.7])
+    assert rests == pytest.approx([0.1, 0.3, 0.7, 0.7, 0.7, 0.7])
+    assert (alone.limit, alone.rest(0.1)) == (1, 0.0)
     assert adaptive.rest(0.5) == 1.0  # somebody tries once a second
     assert adaptive.limit == 1
     adaptive.overloaded(adaptive.generation)  # a refusal raises nothing
@@ -421,6 +424,26 @@ def test_below_one_the_limit_is_a_share_of_the_time():
         rests.append(adaptive.rest(0.1))
     assert rests == pytest.approx([0.3, 0.1, 0.0, 0.0])
     assert adaptive.limit == 2
+
+
+def test_below_one_it_grows_with_any_response():
+    """Beside another kind of calls, no time is measured anew: the service would look slow for ever."""
+    adaptive = AdaptiveLimit(8, shares=8)
+    answered(adaptive, 0.1, callers=1.0)
+    for _ in range(3):
+        adaptive.overloaded(adaptive.generation, is_careful=True)
+    for _ in range(12):
+        answered(adaptive, 0.9, callers=1.0, running=1, among=3)
+    assert (adaptive.limit, adaptive.rest(1.0)) == (1, 0.0)
+
+
+def test_a_refusal_that_lowers_nothing_is_no_sign_of_late_responses():
+    adaptive = AdaptiveLimit(99)
+    adaptive.start_again()
+    for _ in range(20):
+        adaptive.overloaded(adaptive.generation, 1.0)
+        answered(adaptive, 2.0, callers=3.0, running=9)
+    assert adaptive.limit > 1
 
 
 def test_what_is_always_long_for_callers_grows_once_they_have_borne_it_for_a_while():
@@ -463,6 +486,15 @@ def test_a_rest_keeps_attempts_from_beginning_and_leaves_no_rate():
     assert (pace.wait(1.5), pace.wait(2.9, 0.25), pace.wait(3.0)) == (1.5, pytest.approx(0.1), 0.0)
     pace.begin(3.0)
     assert (pace.is_on, pace.rate, pace.wait(3.0)) == (False, math.inf, 0.0)
+
+
+def test_a_rest_is_as_long_as_the_longest_and_ends_with_an_outage():
+    pace = Pace()
+    pace.rest(3.0)
+    pace.rest(2.0)
+    assert pace.wait(1.0) == 2.0
+    pace.end_rest()
+    assert pace.wait(1.0) == 0.0
 
 
 def test_a_share_counts_what_the_others_are_probably_let_through():
