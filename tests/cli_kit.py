@@ -124,6 +124,15 @@ def member(sim):
     return next(iter(sim.members))
 
 
+class Program(subprocess.Popen):
+    """A program that is killed if its test fails: else the end of the block would wait for it, and hide why."""
+
+    def __exit__(self, kind, value, traceback):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, traceback)
+
+
 def program(*arguments, **options):
     package = Path(_cli.__file__).parents[2]  # the package as it was imported here
     environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONWARNINGS": "error"}
@@ -134,7 +143,7 @@ def program(*arguments, **options):
     # Some runners start programs with SIGINT ignored, and a child would inherit that.
     sigint = options.pop("sigint", signal.default_int_handler)
     options["preexec_fn"] = partial(signal.signal, signal.SIGINT, sigint)
-    return subprocess.Popen(command, env=environment, **pipes, **options)
+    return Program(command, env=environment, **pipes, **options)
 
 
 def wait_for_handlers(process) -> None:
