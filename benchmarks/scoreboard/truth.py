@@ -54,8 +54,13 @@ FAULTS: Final = {
     "drip": Fault.drip(slices=8, pause=0.02),
 }
 UNAMBIGUOUS: Final = (
-    *("408", "429", "503 in the service's own words", "items nobody asked for"),
-    *("items in another order", "invites that name another quota", "labelled as plain text"),
+    "408",
+    "429",
+    "503 in the service's own words",
+    "items nobody asked for",
+    "items in another order",
+    "invites that name another quota",
+    "labelled as plain text",
     "drip",
 )
 """Faults after which a correct client knows the outcome of every quota ID."""
