@@ -26,7 +26,7 @@ _of_plan: Final = partial(given, panel=_PLAN)
 _of_run: Final = partial(given, panel="The run")
 _limit: Final = partial(given, panel="Limits, heeded by a run within a second")
 InviteFormat: TypeAlias = Literal["parquet", "jsonl"]  # as in `sampling_async.campaign`, which loads slowly
-_NONE: Final = "none"  # the value that takes a limit away
+NONE: Final = "none"  # the value that takes a limit away
 _SHOWN: Final = 40
 
 
@@ -53,12 +53,12 @@ class LimitOptions:
             if text is None:
                 continue
             option = f"--{name.replace('_', '-')}"
-            found[name] = None if text.casefold() == _NONE else _parsed(name, text, option)
+            found[name] = None if text.casefold() == NONE else _parsed(name, text, option)
             try:
                 Limits().changed(**{name: found[name]})
             except InvalidRequestError as exc:
                 raise InvalidRequestError(
-                    f"{str(exc).replace(name, option, 1)}; {_NONE} takes it away"
+                    f"{str(exc).replace(name, option, 1)}; {NONE} takes it away"
                 ) from None
         return found
 
@@ -71,9 +71,9 @@ def _parsed(name: str, text: str, option: str) -> Any:
         value = parse(text)
     except ValueError:
         kind = "a whole number" if parse is int else "a number"
-        raise InvalidRequestError(f"{option} must be {kind} or {_NONE}, not {text[:_SHOWN]!r}") from None
+        raise InvalidRequestError(f"{option} must be {kind} or {NONE}, not {text[:_SHOWN]!r}") from None
     if wrong := beyond(value, is_count=True):
-        raise InvalidRequestError(f"{option} {text[:_SHOWN]} {wrong}; {_NONE} takes it away")
+        raise InvalidRequestError(f"{option} {text[:_SHOWN]} {wrong}; {NONE} takes it away")
     return value
 
 
@@ -105,6 +105,12 @@ class Settings:
         "FILE|ADDRESS",
         "The store of `notifications serve`: the share of invites that ended in a complete so far counts in "
         "place of the IR and --rate, by quota and survey.",
+    )
+    leave_out: list[str] | None = _of_plan(
+        "DIR|FILE|ADDRESS",
+        "What members hold, took or were refused for good there is not planned: the folder of an earlier "
+        "campaign or of several, or a store; can be given several times. Default: the stores of "
+        "--notifications and --rates-from; `none` for nothing.",
     )
     currency_rates: Path | None = _of_plan("FILE", RATES_HELP)
     cost: float | None = _of_plan("X", "What an invite costs you. Default: 0.", min=0)
@@ -144,6 +150,13 @@ class Settings:
                 f"{folder} has a plan, which {' and '.join(what)} would not change: leave it out to go on, or "
                 f"plan anew with `campaign top-up`, or name another folder"
             )
+
+    @property
+    def earlier(self) -> list[str]:
+        """Where to look for what members got before."""
+        if self.leave_out is not None:
+            return [each for each in self.leave_out if each != NONE]
+        return [*dict.fromkeys(each for each in (self.notifications, self.rates_from) if each is not None)]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -349,6 +362,24 @@ def report(
     """
     settings = Settings(partition=partition, format=format_, notifications=notifications)
     _with_report().write_report(folder, out or folder, settings)
+
+
+@app.command(cls=Command)
+@takes(json=JSON, quiet=True)
+def settle(
+    folder: Folder,
+    *,
+    notifications: Annotated[
+        str | None,
+        option("FILE|ADDRESS", "The store of `notifications serve`. Default: what the run was given."),
+    ] = None,
+) -> None:
+    """Settle unknown pairs: which of them have an invite, by the notifications that came.
+
+    `run` and `report` do it too, if they know a store. A pair that is
+    settled is not requested again, and its link stays unknown.
+    """
+    _work().settle_unknown(folder, Settings(notifications=notifications))
 
 
 @app.command(cls=Command)

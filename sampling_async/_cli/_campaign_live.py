@@ -28,7 +28,7 @@ from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._stores import existing_store
 from sampling_async._cli._tally import CAPPED, DONE, INCOMPLETE, Tally, code_name
 from sampling_async._contract.checks import count_of
-from sampling_async.campaign import Campaign
+from sampling_async.campaign import Campaign, LedgerError
 from sampling_async.matching import LiveIndex
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sampling_async import InviteOutcome, SamplingClient
     from sampling_async._cli._campaign import Settings
     from sampling_async.campaign import CampaignRun, Summary
+    from sampling_async.notifications import Settlements
 
 _GRACE: Final = 10.0  # seconds that requests in flight have after a signal, so that their outcomes are known
 _WINDOW: Final = 10.0  # seconds over which rates are averaged
@@ -217,7 +218,7 @@ class ShownRun:
             fail(self._signals.in_words, self._signals.exit_code)
         assert self._display is not None
         assert summary is not None
-        unclear = summary.pairs.unknown + summary.pairs.not_sent
+        unclear = max(0, summary.pairs.unknown - summary.settled) + summary.pairs.not_sent
         if not summary.pairs.pending + unclear:
             return DONE
         if not unclear and _is_capped(self._display.metrics.run):
@@ -236,7 +237,9 @@ class ShownRun:
     async def _write(self, campaign: Campaign) -> Summary:
         write = partial(campaign.write, self.folder, **file_options(self.folder, self.settings))
         try:
-            return await write(outcomes=ledger_of_outcomes(self.settings))
+            outcomes = ledger_of_outcomes(self.settings)
+            await settled(campaign, outcomes)
+            return await write(outcomes=outcomes)
         except StoreError as exc:
             show.note(f"The files are without completes and revenue: {exc}")
             return await write()
@@ -272,6 +275,17 @@ def file_options(folder: Path, settings: Settings) -> dict[str, Any]:
 
 def ledger_of_outcomes(settings: Settings) -> OutcomeLedger | None:
     return None if settings.notifications is None else OutcomeLedger(existing_store(settings.notifications))
+
+
+async def settled(campaign: Campaign, outcomes: OutcomeLedger | None) -> Settlements | None:
+    """Settle unknown pairs by notifications; None without a store, or if the ledger cannot be written."""
+    if outcomes is None:
+        return None
+    try:
+        return await campaign.settle(outcomes)
+    except LedgerError as exc:
+        show.note(f"Unknown pairs are not settled: {exc}")
+        return None
 
 
 def _is_capped(run: CampaignRun) -> bool:

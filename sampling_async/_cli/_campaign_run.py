@@ -16,8 +16,8 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign import DEFAULTS, LimitOptions, RunOptions, Settings
-from sampling_async._cli._campaign_live import ShownRun, file_options, ledger_of_outcomes
+from sampling_async._cli._campaign import DEFAULTS, NONE, LimitOptions, RunOptions, Settings
+from sampling_async._cli._campaign_live import ShownRun, file_options, ledger_of_outcomes, settled
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import read_rates
 from sampling_async._cli._panel_files import read_inventory
@@ -27,6 +27,7 @@ from sampling_async._contract.checks import count_of
 from sampling_async.campaign import Campaign, Limits, Plan, compare
 from sampling_async.campaign._files import check_partitions, require_own_folder
 from sampling_async.campaign._ledger import with_ledger
+from sampling_async.campaign._ledger_file import LEDGER_NAME
 from sampling_async.campaign._planning import plan_of
 from sampling_async.matching import Allocate
 from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
@@ -41,12 +42,11 @@ if TYPE_CHECKING:
     from sampling_async.campaign import Summary
     from sampling_async.campaign._ledger import CampaignLedger
 
-LEDGER: Final = "campaign.ledger"  # the file of the ledger in the folder of a campaign
 _SAVED: Final = "command"  # the fact of the ledger that holds what later commands need
 
 
 def ledger_in(folder: Path) -> Path:
-    path = folder / LEDGER
+    path = folder / LEDGER_NAME
     if not path.is_file():
         raise InvalidRequestError(
             f"{folder} holds no campaign; `sampling-async campaign PANEL --out {view.quoted(folder)}` makes one"
@@ -82,7 +82,7 @@ class CampaignJob:
 
     @property
     def _ledger(self) -> Path:
-        return self.folder / LEDGER
+        return self.folder / LEDGER_NAME
 
     # --- The plan
 
@@ -136,6 +136,9 @@ class CampaignJob:
         for name, is_other in (("panel", is_query), ("notifications", is_dsn), ("rates_from", is_dsn)):
             if values[name] is not None and not is_other(values[name]):
                 values[name] = str(Path(values[name]).absolute())
+        values["leave_out"] = values["leave_out"] and [
+            each if each == NONE or is_dsn(each) else str(Path(each).absolute()) for each in values["leave_out"]
+        ]
         return Settings(**values)
 
     def _plan(self, settings: Settings, make: Callable[..., Any], *, limits: Limits | None = None) -> None:
@@ -151,6 +154,7 @@ class CampaignJob:
             columns=match.renamed(OTHERS | {INVITES_LEFT}),
             kinds=match.kinds(None if is_query(settings.panel) else Path(settings.panel)),
             policy=match.policy,
+            leave_out=settings.earlier,
             workers=match.processes,
         )
         if self.options.inventory is None or not self.options.dry_run:
@@ -272,6 +276,8 @@ def _checked(settings: Settings) -> Settings:
         if settings.rate not in (None, DEFAULTS.rate):
             raise InvalidRequestError("--rate and --rates-from are two sources of one number: give one of them")
         _require_saveable("--rates-from", settings.rates_from)
+    for each in filter(is_dsn, settings.leave_out or ()):
+        _require_saveable("--leave-out", each)
     # The file of rates is only needed for a plan: a campaign goes on without it.
     _allocate(evolve(settings, currency_rates=None), settings.rate or 1.0)
     return settings
@@ -338,18 +344,41 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings)
 def write_report(folder: Path, out: Path, given: Settings) -> None:
     """Write the files of a campaign into a folder; what is not given is as the run had it."""
     settings = given.over(_saved_of(folder))
-    campaign = Campaign(None, ledger=folder / LEDGER)
-    options = {**file_options(folder, settings), "outcomes": ledger_of_outcomes(settings)}
-    if ends := view.ends_text(anyio.run(partial(campaign.write, out, **options))):
-        show.note(ends)
+    campaign = Campaign(None, ledger=folder / LEDGER_NAME)
+    outcomes = ledger_of_outcomes(settings)
+    anyio.run(settled, campaign, outcomes)
+    write = partial(campaign.write, out, **file_options(folder, settings), outcomes=outcomes)
+    summary = anyio.run(write)
+    for text in filter(None, (view.ends_text(summary), summary.unknown_in_words)):
+        show.note(text)
     show.note(f"Files: {out} (invites, pairs, summary.json, report.html)")
+
+
+def settle_unknown(folder: Path, given: Settings) -> None:
+    """Settle the unknown pairs of a campaign by the notifications of a store, and show what was found."""
+    outcomes = ledger_of_outcomes(given.over(_saved_of(folder)))
+    if outcomes is None:
+        raise InvalidRequestError("name the store of notifications: --notifications FILE|ADDRESS")
+    campaign = Campaign(None, ledger=folder / LEDGER_NAME)
+    found = anyio.run(campaign.settle, outcomes)
+    summary = anyio.run(campaign.summary)
+    if show.as_lines():
+        by_kind = {str(kind): count for kind, count in found.by_kind().items()}
+        counts = {"Unknown": summary.pairs.unknown, "Settled": summary.settled, "New": len(found.settled)}
+        show.emit_json(counts | {"ByKind": by_kind, "Unclear": found.unclear})
+        return
+    new = ", ".join(f"{count:,} by {kind} notifications" for kind, count in found.by_kind().items())
+    show.note(summary.unknown_in_words or f"{summary.pairs.unknown:,} unknown: none is settled")
+    show.note(f"New: {new or 'none'}")
+    if found.unclear:
+        show.note(f"{count_of(found.unclear, 'notification')} fit several pairs, and settle none")
 
 
 def _summary_of(folder: Path, given: Settings | None = None) -> Summary:
     """Return the summary of a campaign, which must have a plan; with `given`, what its invites have brought."""
     saved = _saved_of(folder)
     outcomes = None if given is None else ledger_of_outcomes(given.over(saved))
-    return anyio.run(Campaign(None, ledger=folder / LEDGER).summary, outcomes)
+    return anyio.run(Campaign(None, ledger=folder / LEDGER_NAME).summary, outcomes)
 
 
 def _saved_of(folder: Path) -> Settings:

@@ -115,6 +115,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
     return {
         **show.fields_of(summary, "state reason"),
         **pairs_json(summary.pairs),
+        "Settled": summary.settled,
         **show.fields_of(summary, "members matched invited_members"),
         "SkippedBecause": dict(summary.skipped),
         "Requests": summary.requests,
@@ -140,6 +141,8 @@ def _summary_rows(summary: Summary) -> Iterator[tuple[str, str | Text]]:
         Text(summary.state, STATES.get(summary.state, "")).append_text(show.plain(reason, "default")),
     )
     yield "Pairs", account(summary.pairs)
+    if summary.unknown_in_words:
+        yield "Settled", summary.unknown_in_words
     yield "Requests", f"{summary.requests:,}, {summary.invites_per_request:.2f} invites per request"
     yield "Success rate", f"{summary.success_rate:.1%} of the requested pairs"
     if reasons := [f"{count:,} {why}" for why, count in summary.skipped.items()][:_MOST_REASONS]:
@@ -192,7 +195,9 @@ def show_end(summary: Summary, reason: str) -> None:
     if ends := ends_text(summary):
         console.print(show.plain(ends))
     print_codes(summary, console)
-    if summary.pairs.unknown:
+    if summary.unknown_in_words:
+        console.print(summary.unknown_in_words)
+    elif summary.pairs.unknown:
         console.print("Unknown: an invite may exist; such a pair is not requested again.")
 
 

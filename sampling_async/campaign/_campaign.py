@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from sampling_async.campaign._planning import Cost, OnMembers, Panel
     from sampling_async.campaign._summary import Summary
     from sampling_async.matching import MatchPolicy, QuestionKinds
-    from sampling_async.notifications import OutcomeLedger
+    from sampling_async.notifications import OutcomeLedger, Settlements
+    from sampling_async.notifications._stores import AnyStore
 
 T = TypeVar("T")
 
@@ -101,6 +102,9 @@ class Campaign:
         columns: The names of columns in your panel, each with the question ID or the usual name it stands for.
         kinds: How questions are matched, if `inventory` is no index.
         policy: The rules of matching, if `inventory` is no index.
+        leave_out: Earlier nights: the folders of campaigns (or one that holds such folders), their ledgers, and
+            stores of notifications, outcomes and links. What a member holds, took, or was refused for good
+            there is not planned again. Another wave of a survey is.
         workers: How many processes match the panel.
         max_turns: The most requests for one member. Those after the first replace refused quotas.
         retry_seconds: After a technical error, the seconds until the pair is requested again.
@@ -125,6 +129,7 @@ class Campaign:
         columns: Mapping[str, str] | None = None,
         kinds: QuestionKinds | None = None,
         policy: MatchPolicy | None = None,
+        leave_out: Sequence[AnyStore] | None = None,
         workers: int = 1,
         max_turns: int = 3,
         retry_seconds: float = 60.0,
@@ -148,6 +153,8 @@ class Campaign:
         self._limits, self._cost = limits, cost
         self._columns = dict(columns or {})
         self._kinds, self._policy = kinds, policy
+        require_instance(leave_out, list | tuple | None, "leave_out", "a list of paths and stores")
+        self._leave_out = tuple(leave_out or ())
         self._workers = whole_number(workers, "workers")
         self._max_turns = whole_number(max_turns, "max_turns")
         self._retry_seconds = number_above_0(retry_seconds, "retry_seconds", "seconds")
@@ -233,6 +240,8 @@ class Campaign:
             workers=self._workers,
             on_members=on_members,
             notes=notes,
+            leave_out=self._leave_out,
+            panel_guid=None if self._client is None else self._client._panel_guid,  # noqa: SLF001  not public
         )
 
     def _require_client(self) -> SamplingClient:
@@ -322,6 +331,28 @@ class Campaign:
             StoreError: The outcomes cannot be read.
         """
         return await self._reading(lambda ledger: summary_of(ledger, self._rules, outcomes))
+
+    async def settle(self, outcomes: OutcomeLedger) -> Settlements:
+        """Settle unknown pairs by the notifications of a store, write that down, and return what was new.
+
+        A pair is settled as invited if an invite notification, a completion or a terminate of its member can be
+        about no other pair: neither of this campaign, nor an invite or a link that the store knows. The pair
+        stays `unknown` in its counts, `Summary.settled` counts it, and its link stays unknown. Nothing that
+        comes proves that there is no invite. A run may be active meanwhile.
+
+        Raises:
+            LedgerError: The ledger cannot be read or written, or has no plan.
+            StoreError: The notifications cannot be read.
+        """
+
+        def found(ledger: CampaignLedger) -> Settlements:
+            began = ledger.read("SELECT coalesce(min(began), 0.0) FROM runs")[0][0]
+            return outcomes.read_settlements(ledger.possible_invites(), began)
+
+        settlements = await self._reading(found)
+        if settlements.settled:
+            await in_thread(with_ledger, self.ledger, lambda ledger: ledger.settle(settlements.settled))
+        return settlements
 
     async def invites(self) -> AsyncIterator[InviteOutcome]:
         """Yield the invites of all runs so far, in the order in which they were made, as outcomes.

@@ -45,6 +45,7 @@ FIGURES: Final[Mapping[str, tuple[str, Callable[[Summary], Figure]]]] = {
     "success_rate": ("Success rate", lambda summary: summary.success_rate),
     "rejected": ("Refused", lambda summary: summary.pairs.rejected),
     "unknown": ("Unknown", lambda summary: summary.pairs.unknown),
+    "settled": ("Settled as invited", lambda summary: summary.settled or None),
     "expected_value": ("Expected value", lambda summary: summary.expected_value),
     "completed": ("Completes", _of_ends("completed")),
     "open": ("Still open", _of_ends("open")),

@@ -95,7 +95,7 @@ def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: Outco
     """
     fills = {fill.quota_id: fill for fill in quotas}
     by_quota: dict[int, _Sums] = {}
-    for quota_id, invited in ledger.read("SELECT quota, count(*) FROM invites GROUP BY quota"):
+    for quota_id, invited in ledger.read(_INVITED):
         if quota_id in fills:  # a run that is active may have added one since
             fill = fills[quota_id]
             currency = fill.currency_id or 0
@@ -168,8 +168,13 @@ def _ordered(found: Iterable[Conversion], rates: CurrencyRates | None) -> tuple[
     return tuple(sorted(found, key=key))
 
 
+_INVITED: Final = """
+SELECT quota, count(*) FROM (SELECT quota FROM invites UNION ALL SELECT quota FROM settled) GROUP BY quota
+"""
 _INVITES_OF: Final = """
 SELECT i.quota, i.survey, i.wave, i.at FROM invites AS i JOIN members AS m ON m.id = i.member WHERE m.code = ?
+UNION ALL SELECT s.quota, q.survey, q.wave, s.at
+FROM settled AS s JOIN members AS m ON m.id = s.member JOIN quotas AS q ON q.id = s.quota WHERE m.code = ?
 """
 
 
@@ -177,7 +182,7 @@ def _invite_of(ledger: CampaignLedger, row: OutcomeRow) -> _InviteOf | None:
     """Return the invite of the campaign that a row is about; None if it is about none, or of an earlier one."""
     if row.ended_at is None and row.entered_at is None:
         return None
-    invites = [_InviteOf(*found) for found in ledger.read(_INVITES_OF, row.member_code)]
+    invites = [_InviteOf(*found) for found in ledger.read(_INVITES_OF, row.member_code, row.member_code)]
     found = [each for each in invites if each.survey == row.survey_id and row.wave_id in (0, each.wave)]
     if row.invited_at is not None:
         recorded = row.invited_at.timestamp()

@@ -39,8 +39,10 @@ SELECT m.code, i.quota, i.survey, i.wave, i.url, i.partner_amount, i.member_amou
 FROM invites AS i JOIN members AS m ON m.id = i.member ORDER BY %si.rowid
 """
 _PAIRS: Final = """
-SELECT m.code, p.quota, p.plan, p.certain, p.state, p.code, p.reason
-FROM pairs AS p JOIN members AS m ON m.id = p.member ORDER BY p.member, p.plan, p.rank
+SELECT m.code, p.quota, p.plan, p.certain, p.state, p.code, p.reason, s.kind, s.at
+FROM pairs AS p JOIN members AS m ON m.id = p.member
+LEFT JOIN settled AS s ON s.member = p.member AND s.quota = p.quota AND p.state IN ('unknown', 'pending')
+ORDER BY p.member, p.plan, p.rank
 """
 # The columns by which invites can be divided into folders.
 _BY: Final = {
@@ -62,6 +64,8 @@ def _schemas() -> tuple[Any, Any]:
     invites |= {"invited_at": pa.timestamp("us", tz="UTC")}
     pairs = {"member_code": text, "quota_id": whole, "plan": whole, "certain": pa.bool_()}
     pairs |= {"status": text, "result_code": whole, "reason": text}
+    # An unknown pair that has an invite after all: which notification proves it, and when it came.
+    pairs |= {"settled_by": text, "settled_at": pa.timestamp("us", tz="UTC")}
     return pa.schema(invites), pa.schema(pairs)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -21,6 +21,7 @@ from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.requests import member_code_of
 from sampling_async.campaign._ledger_file import DueMember, LedgerError, LedgerFile, PlannedQuota
 from sampling_async.campaign._limits import Limits
+from sampling_async.notifications import PossibleInvite
 
 if TYPE_CHECKING:
     import os
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from sampling_async._contract.checks import Text
     from sampling_async.campaign._ledger_file import Notes
+    from sampling_async.notifications import SettledPair
 
 T = TypeVar("T")
 
@@ -59,6 +61,23 @@ SELECT r.member, q.value FROM requests AS r, json_each(r.quotas) AS q
 JOIN pairs AS p ON p.member = r.member AND p.quota = q.value AND p.plan = ? AND p.state = 'pending'
 """
 
+_DELIVERED: Final = f"""
+SELECT m.code, q.survey, q.wave, p.state, p.code
+FROM pairs AS p JOIN members AS m ON m.id = p.member JOIN quotas AS q ON q.id = p.quota
+WHERE p.state NOT IN ({{others}}) OR p.plan = ? AND (p.member, p.quota) IN ({IN_FLIGHT})
+"""  # noqa: S608  of constants
+
+_POSSIBLE: Final = f"""
+WITH held AS (
+    SELECT p.member, p.quota, p.state = 'unknown' AND s.kind IS NULL AS is_unknown
+    FROM pairs AS p LEFT JOIN settled AS s USING (member, quota) WHERE p.state IN ('invited', 'unknown')
+    UNION ALL SELECT *, {{lost}} FROM ({IN_FLIGHT})
+)
+SELECT m.code, h.quota, q.survey, q.wave, h.is_unknown
+FROM held AS h JOIN members AS m ON m.id = h.member JOIN quotas AS q ON q.id = h.quota
+WHERE h.member IN (SELECT member FROM held WHERE is_unknown)
+"""  # noqa: S608  of constants
+
 INVITED: Final = "state IN ('invited', 'unknown')"  # whether there is an invite, or may be one
 # Whether a pair was requested: one that waits for another try was too.
 ASKED: Final = "(state NOT IN ('pending', 'skipped') OR code IS NOT NULL)"
@@ -68,7 +87,6 @@ max(began, coalesce((SELECT max(slot) FROM moments WHERE run = runs.id), began),
     coalesce((SELECT CAST(value AS REAL) FROM facts WHERE name = 'seen'), began))
 """
 """When a run without an end was seen last, see `CampaignRun.poll_limits`: only the last run can be one."""
-
 REPLANNED: Final = "planned anew"
 ERASED: Final = "the member was erased"
 
@@ -167,12 +185,32 @@ class CampaignLedger(LedgerFile):
         )
         return dict(self._rows(query, (self.plan,)))
 
-    def delivered(self) -> Sequence[tuple[str, int, str, int | None]]:
-        """Return member code, survey, state and code of all pairs that were requested."""
-        return self._rows(
-            "SELECT m.code, q.survey, p.state, p.code FROM pairs AS p JOIN members AS m ON m.id = p.member"
-            " JOIN quotas AS q ON q.id = p.quota WHERE p.state NOT IN ('pending', 'skipped')"
-        )
+    def delivered(self) -> Iterator[tuple[str, int, int, str, int | None]]:
+        """Return member code, survey, wave, state and code of all pairs that were requested.
+
+        If another process runs the campaign now, its pending pairs are among them, because it will request
+        them. If it was killed, those that were in flight are.
+        """
+        is_run_by_others = self._lock.is_taken() and not self._lock.is_held
+        query = _DELIVERED.format(others="'skipped'" if is_run_by_others else "'skipped', 'pending'")
+        return chain.from_iterable(self.read_on(query, self.plan, self.plan))
+
+    def possible_invites(self) -> list[PossibleInvite]:
+        """Return the pairs that have an invite, or may have one, of members with a pair that is unknown."""
+        # What a run that was killed had in flight is unknown, also before the next run notes that.
+        query = _POSSIBLE.format(lost=int(not self.is_running()))
+        return [PossibleInvite(*row) for row in self._rows(query, (self.plan,))]
+
+    def settle(self, pairs: Iterable[SettledPair]) -> None:
+        """Write down that unknown pairs have an invite. Their state stays: it says what the response was."""
+        with self._writing() as database:
+            database.executemany(
+                "INSERT OR IGNORE INTO settled SELECT id, ?, ?, ?, ? FROM members WHERE code = ?",
+                [
+                    (each.quota_id, each.kind, each.fact_id, each.received_at.timestamp(), each.member_code)
+                    for each in pairs
+                ],
+            )
 
     def open_invites(self, since: float) -> Sequence[tuple[int, int, int]]:
         """Return quota, survey and number of the invites that may still end in a complete.

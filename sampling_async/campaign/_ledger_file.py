@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -107,7 +107,8 @@ class Notes:
 
 # Marks the file as a ledger ("SANC"), so that no other database is written to by mistake.
 _APPLICATION: Final = 0x53414E43
-_FORM: Final = 2
+_FORM: Final = 3
+LEDGER_NAME: Final = "campaign.ledger"  # of the ledger in the folder of a campaign
 _BUSY_SECONDS: Final = 30.0
 
 _TABLES: Final = f"""
@@ -138,6 +139,10 @@ CREATE TABLE invites (
 );
 CREATE INDEX invites_pair ON invites (member, quota);
 CREATE TABLE requests (id INTEGER PRIMARY KEY, member INTEGER NOT NULL, quotas TEXT NOT NULL);
+CREATE TABLE settled (
+    member INTEGER NOT NULL, quota INTEGER NOT NULL, kind TEXT NOT NULL, fact INTEGER NOT NULL,
+    at REAL NOT NULL, PRIMARY KEY (member, quota)
+) WITHOUT ROWID;
 CREATE TABLE codes (code INTEGER PRIMARY KEY, result TEXT NOT NULL);
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY, began REAL NOT NULL, ended REAL, reason TEXT NOT NULL DEFAULT ''
@@ -151,6 +156,13 @@ CREATE TABLE waits (
     id INTEGER PRIMARY KEY, kind TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL
 );
 """
+
+
+def is_ledger(path: Path) -> bool:
+    """Return whether a file is the ledger of a campaign; False also if it is no database that can be read."""
+    with suppress(sqlite3.Error, OSError), closing(connected_to_read(path, _BUSY_SECONDS)) as database:
+        return bool(database.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION)
+    return False
 
 
 class LedgerError(JournalError):

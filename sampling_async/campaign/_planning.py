@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -23,8 +23,8 @@ from sampling_async._contract.currencies import (
     not_compared,
 )
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._contract.result_codes import ResultCode
-from sampling_async._protocol.lessons import Lesson, Rule, rule_for
+from sampling_async._protocol.lessons import Rule
+from sampling_async.campaign._earlier import held_in, is_final
 from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
@@ -32,6 +32,7 @@ from sampling_async.matching.panel._arrow import arrow, pa, settled
 from sampling_async.matching.panel._collectors import FlatPairs
 from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
 from sampling_async.matching.panel._prices import INVITES_LEFT
+from sampling_async.notifications._stores import AnyStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -51,7 +52,6 @@ Panel: TypeAlias = "str | os.PathLike[str] | Callable[[], Any] | Any"
 """A file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data frame, or a function that
 opens an Arrow stream anew each time it is called."""
 
-_PASSING: Final = frozenset({Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER, Lesson.STOP})
 _NAMED: Final = 5
 _REQUEST: Final = 100
 
@@ -127,6 +127,8 @@ class Planner:
     workers: int
     on_members: OnMembers
     notes: Sequence[str]  # of what was left out before
+    leave_out: Sequence[AnyStore] = ()  # what members got in earlier nights is not planned
+    panel_guid: str | None = None  # the panel of the client; None without one
 
     def plan(
         self,
@@ -138,7 +140,7 @@ class Planner:
         limits: Limits | None = None,
     ) -> None:
         """Write a plan; for a top-up, `open_seconds` is how long an invite may still end in a complete."""
-        less, allocate = None, self.allocate
+        allocate, left = self.allocate, dict[str, int]()
         if allocate.counts_prices_alike(self._currencies):
             allocate = evolve(allocate, currency_rates=PLACES_ALONE)  # said in the plan, so not logged too
         if not allocate.reserves:
@@ -147,8 +149,8 @@ class Planner:
         if open_seconds is not None:
             since, most = now - open_seconds, allocate.per_member
             left = {code: max(0, most - count) for code, count in ledger.open_of_members(since)}
-            less = partial(_offered_less, surveys=self._delivered(ledger), left=left)
             allocate = self._topped_up(ledger, allocate, since)
+        held = self._held(ledger, is_top_up=open_seconds is not None)
         matcher = PanelMatcher(self.index, allocate)
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
         source = _source_of(self.panel, matcher, self.columns, weight)
@@ -159,7 +161,7 @@ class Planner:
         def batches() -> Iterator[Any]:
             nonlocal members
             for batch in wanted.each(source.opened()):
-                yield batch if less is None else less(batch)
+                yield _offered_less(batch, held, left) if held or left else batch
                 members += len(batch)
                 self.on_members(members, total)
 
@@ -263,24 +265,25 @@ class Planner:
                 f"first: quota {first.quota_id}, {first.message}"
             )
 
-    # --- A top-up
+    # --- What members got before
 
-    def _delivered(self, ledger: CampaignLedger) -> dict[str, set[int]]:
+    def _held(self, ledger: CampaignLedger, *, is_top_up: bool) -> dict[str, set[int]]:
         """Return the surveys that must not be requested again for each member."""
         surveys: dict[str, set[int]] = {}
-        for code, survey_id, state, result_code in ledger.delivered():
-            if not (state in {"rejected", "not_sent"} and self._may_have_passed(result_code)):
-                surveys.setdefault(code, set()).add(survey_id)
+        if is_top_up:
+            for code, survey_id, _, state, result_code in ledger.delivered():
+                if is_final(self.rules, state, result_code):
+                    surveys.setdefault(code, set()).add(survey_id)
+        if self.leave_out:
+            waves: dict[int, set[int]] = {}
+            for target in self.index.quota_ids.targets():
+                waves.setdefault(target.survey.survey_id, set()).add(target.survey.wave_id)
+            known = partial(held_in, rules=self.rules, own=ledger.path, panel_guid=self.panel_guid)
+            for code, survey_id, wave_id in chain.from_iterable(map(known, self.leave_out)):
+                # Another wave is another survey; 0 stands for any.
+                if survey_id in waves and (not wave_id or wave_id in waves[survey_id]):
+                    surveys.setdefault(code, set()).add(survey_id)
         return surveys
-
-    def _may_have_passed(self, code: int | None) -> bool:
-        """Return whether the reason of a refusal may be over, such as a full quota or a cap of the day."""
-        if code is None:  # it could not be sent
-            return True
-        # Many of these in a row say something about a quota, but the member's profile stays what it is.
-        if code == ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA:
-            return False
-        return rule_for(self.rules, code).lesson in _PASSING
 
     def _topped_up(self, ledger: CampaignLedger, allocate: Allocate, since: float) -> Allocate:
         """Return the allocation with the room that invites leave which are still open."""

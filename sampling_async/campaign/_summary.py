@@ -277,6 +277,7 @@ class Summary:
         invited_members: Members with at least one invite.
         pairs: The pairs, by what became of them.
         asked: Pairs that were requested at least once. Pending pairs that wait for another try are among them.
+        settled: Unknown pairs that have an invite after all, as notifications prove; see `Campaign.settle`.
         requests: Requests sent.
         planned_value: What all planned pairs are worth, if each gets an invite.
         expected_value: What the invites are expected to bring: for each invite the value of its quota.
@@ -308,6 +309,7 @@ class Summary:
     invited_members: int = 0
     pairs: Pairs = field(factory=Pairs)
     asked: int = field(default=Factory(_asked_by_now, takes_self=True))
+    settled: int = 0
     requests: int = 0
     planned_value: float | None = 0.0
     expected_value: float | None = 0.0
@@ -323,6 +325,14 @@ class Summary:
     waits: tuple[Wait, ...] = field(default=(), repr=counted("waits"))
     limits: Mapping[str, str] = field(factory=dict[str, str])
     ends: Ends | None = None
+
+    @property
+    def unknown_in_words(self) -> str:
+        """What is known of the unknown pairs by now; empty if there are none, or nothing is known."""
+        unknown, settled = self.pairs.unknown, self.settled
+        if not settled:
+            return ""
+        return f"{unknown:,} unknown: {settled:,} settled as invited, {max(0, unknown - settled):,} open"
 
     @property
     def invites_per_request(self) -> float:

@@ -185,6 +185,7 @@ def summary_of(
         invited_members=ledger.read("SELECT count(DISTINCT member) FROM invites")[0][0],
         pairs=pairs,
         asked=pairs.planned - pairs.pending - pairs.skipped + _waiting_again(ledger, is_running=is_running),
+        settled=ledger.read("SELECT count(*) FROM settled")[0][0],
         requests=int(facts.get("requests", 0)),
         planned_value=added(planned),
         expected_value=added(expected),

@@ -43,6 +43,12 @@ from sampling_async.notifications._records import (
     Terminate,
     UnknownNotification,
 )
+from sampling_async.notifications._settling import (
+    PossibleInvite,
+    SettledPair,
+    Settlements,
+    possible_invites,
+)
 from sampling_async.notifications._sql import SqlStore
 from sampling_async.notifications._sqlite import SqliteStore
 
@@ -63,11 +69,14 @@ __all__ = [
     "NotificationsApp",
     "OutcomeLedger",
     "OutcomeRow",
+    "PossibleInvite",
     "PostgresStore",
     "QuotaFunnel",
     "QuotaStatus",
     "Reconciliation",
     "RetryLater",
+    "SettledPair",
+    "Settlements",
     "SqlStore",
     "SqliteStore",
     "State",
@@ -80,6 +89,7 @@ __all__ = [
     "Validity",
     "erase_member",
     "kept_secrets",
+    "possible_invites",
     "rotate_secrets",
     "verify_redirect",
 ]

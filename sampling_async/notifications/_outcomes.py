@@ -23,6 +23,7 @@ from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.lessons import LearnedRates
 from sampling_async.notifications._entries import member_key, member_text
+from sampling_async.notifications._settling import PossibleInvite, Settlements, settle
 from sampling_async.notifications._stores import AnyStore, run_once, store_of
 from sampling_async.notifications._understanding import added, difference, of_hundredths
 
@@ -348,6 +349,28 @@ class OutcomeLedger:
             and row.invited_at is not None
             and row.invited_at.timestamp() <= latest
         ]
+
+    async def settle(self, pairs: Iterable[PossibleInvite], since: datetime) -> Settlements:
+        """Return which of some unknown pairs have an invite, as the notifications of the store prove.
+
+            possible = possible_invites(Journal("night.journal").read_outcomes(), quotas.surveys)
+            found = await ledger.settle(possible, since=began)
+
+        Of a campaign, `Campaign.settle` does this. Nothing is written.
+
+        Args:
+            pairs: See `possible_invites`.
+            since: When the first unknown pair can have been requested: what came before proves nothing.
+
+        Raises:
+            InvalidRequestError: `since` has no time zone.
+        """
+        moment = moment_of(since, "since")
+        return await in_thread(lambda: self.read_settlements(pairs, moment))
+
+    def read_settlements(self, pairs: Iterable[PossibleInvite], since: float) -> Settlements:
+        """Return what `settle` returns, in this thread. `since` is in seconds since 1970."""
+        return settle(self._store.copy(), pairs, since)
 
     async def uninvited(self) -> list[OutcomeRow]:
         """Return the completes without an invite."""

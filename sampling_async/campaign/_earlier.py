@@ -1,0 +1,107 @@
+"""What members hold, took, or were refused for good in earlier nights: those surveys are not planned again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sampling_async._contract.checks import text_of
+from sampling_async._contract.errors import InvalidRequestError
+from sampling_async._contract.result_codes import ResultCode
+from sampling_async._protocol.lessons import Lesson, rule_for
+from sampling_async.campaign._ledger import CampaignLedger
+from sampling_async.campaign._ledger_file import LEDGER_NAME, is_ledger
+from sampling_async.notifications import SqlStore
+from sampling_async.notifications._postgres import is_dsn
+from sampling_async.notifications._stores import store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sampling_async._protocol.lessons import Rule
+    from sampling_async.notifications._stores import AnyStore
+
+_PASSING: Final = frozenset({Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER, Lesson.STOP})
+
+# Whoever was routed has taken two surveys. Wave 0 means that the service named none. A link that was not
+# refused is an invite, or may be one.
+_IN_STORE: Final = """
+SELECT member, survey, wave, '' AS state, NULL AS code FROM invites
+UNION ALL SELECT member, survey, wave, '', NULL FROM facts
+    WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND member IS NOT NULL
+UNION ALL SELECT member, origin, 0, '', NULL FROM facts
+    WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND origin IS NOT NULL
+UNION ALL SELECT member, survey, wave, CASE state WHEN 'refused' THEN 'rejected' ELSE '' END, code FROM links
+"""
+
+
+def held_in(
+    store: AnyStore, rules: Mapping[int, Rule], *, own: Path, panel_guid: str | None
+) -> Iterator[tuple[str, int, int]]:
+    """Yield members with a survey and wave that they got, or were refused for good. Wave 0 stands for any.
+
+    Args:
+        store: The folder of a campaign or of several, a ledger, or a store of notifications and links.
+        rules: What is done about result codes.
+        own: The ledger that is planned; it is left out.
+        panel_guid: The panel that a ledger must be of, since a code is a member of one panel; None for any.
+
+    Raises:
+        InvalidRequestError: It is none of these, or a ledger of another panel.
+        LedgerError: A ledger cannot be read.
+        StoreError: A store cannot be read.
+    """
+    text = text_of(store) if not isinstance(store, SqlStore) else store
+    if not isinstance(text, str) or is_dsn(text):
+        yield from _in_store(store_of(store), rules)
+        return
+    path = Path(text)
+    ledgers = [path / LEDGER_NAME] if (path / LEDGER_NAME).is_file() else sorted(path.glob(f"*/{LEDGER_NAME}"))
+    if not path.is_dir():
+        if not path.is_file():
+            raise InvalidRequestError(f"leave_out: {path} is neither a store nor the folder of a campaign")
+        if not is_ledger(path):
+            yield from _in_store(store_of(path), rules)
+            return
+        ledgers = [path]
+    elif not ledgers:
+        raise InvalidRequestError(f"leave_out: {path} holds no campaign: neither it nor a folder in it has one")
+    for each in ledgers:
+        if not each.samefile(own):
+            yield from _in_ledger(each, rules, panel_guid)
+
+
+def _in_ledger(path: Path, rules: Mapping[int, Rule], panel_guid: str | None) -> Iterator[tuple[str, int, int]]:
+    ledger = CampaignLedger(path)
+    try:
+        ledger.open(reads=True)
+        owner = json.loads(ledger.fact("owner") or "null")
+        if owner is not None and panel_guid is not None and owner[1] != panel_guid.lower():
+            raise InvalidRequestError(f"leave_out: {path} is of another panel, whose members are others")
+        for code, survey, wave, state, result_code in ledger.delivered():
+            if is_final(rules, state, result_code):
+                yield code, survey, wave
+    finally:
+        ledger.close()
+
+
+def _in_store(store: SqlStore, rules: Mapping[int, Rule]) -> Iterator[tuple[str, int, int]]:
+    with store.failing("cannot be read"):
+        for rows in store.copy().in_parts(_IN_STORE):
+            for member, survey, wave, state, result_code in rows:
+                if is_final(rules, state, result_code):
+                    yield json.loads(member), survey, wave
+
+
+def is_final(rules: Mapping[int, Rule], state: str, code: int | None) -> bool:
+    """Return whether a pair that was requested says that its survey is not for its member, today or later.
+
+    A refusal whose reason may be over does not, such as a full quota or a cap of the day.
+    """
+    if state not in {"rejected", "not_sent"}:
+        return True
+    # Many of these in a row say something about a quota, but the member's profile stays what it is.
+    return code is not None and (
+        code == ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA or rule_for(rules, code).lesson not in _PASSING
+    )
