@@ -1,0 +1,118 @@
+"""Unknown pairs of campaigns against the simulator: settled by its notifications, and shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pyarrow as pa
+import pytest
+from campaign_kit import all_of, campaign_of
+from cli_kit import lines, run, served_panel
+
+from sampling_async.campaign import Campaign
+from sampling_async.notifications import Inbox, OutcomeLedger
+from sampling_async.simulator import Fault, Notifying, Simulator
+
+SECRET = "a-secret-of-this-test"
+BADLY = Notifying(survey_seconds=1, late=0.5, repeated=0.3, forged=0.5, drifted=0.5, shared_secret="shared")
+
+
+@pytest.fixture
+def sim():
+    return Simulator(7, surveys=30, members=120, notifying=BADLY)
+
+
+def delivered_to(store: Path) -> Inbox:
+    return Inbox(store, secrets=SECRET, shared_secrets="shared")
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.missing(3), Fault.cut(when="after"), Fault.cut(), Fault.html(), Fault.empty()]
+)
+async def test_what_was_lost_after_the_service_acted_is_settled_and_nothing_else(sim, tmp_path, fault):
+    store = tmp_path / "store.db"
+    sim.faults.add(fault.on("bulk_invite", probability=0.2))
+    async with delivered_to(store) as inbox, sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        await all_of(campaign.run())
+        ledger = OutcomeLedger(store)
+        before = await campaign.summary()
+        assert (await campaign.settle(ledger)).settled == ()
+        await sim.notifications.deliver(inbox)
+        found = await campaign.settle(ledger)
+        summary = await campaign.summary(ledger)
+        again = await campaign.settle(ledger)
+    made = sim.ledger.by_pair()
+    rows = pa.table(campaign).to_pylist()
+    unknown = {(each["member_code"], each["quota_id"]) for each in rows if each["status"] == "unknown"}
+    settled = {(each.member_code, each.quota_id) for each in found.settled}
+    assert unknown
+    assert settled == unknown & made.keys()
+    assert summary.pairs == before.pairs
+    assert (summary.settled, again.settled) == (len(settled), ())
+    assert found.still_unknown == again.still_unknown == len(unknown) - len(settled)
+    # Their completes are the campaign's too.
+    assert summary.ends is not None
+    assert summary.ends.total.invited == summary.pairs.invited + len(settled)
+    assert summary.ends.total.open == 0
+    shown = {each["settled_by"] for each in rows if each["settled_at"] is not None}
+    assert shown == ({"invite"} if settled else set())
+
+
+async def test_what_was_in_flight_at_a_kill_is_settled_before_the_next_run(tmp_path):
+    sim = Simulator(7, surveys=30, members=120, notifying=Notifying())
+    store = tmp_path / "store.db"
+    async with delivered_to(store) as inbox, sim.client() as client:
+        campaign = campaign_of(sim, client, tmp_path)
+        await campaign.plan()
+        killed = campaign_of(sim, client, tmp_path)
+        async with killed.run() as first:
+            await anext(first)
+            copy = tmp_path / "copy"
+            copy.mkdir()
+            for each in tmp_path.glob("run.ledger*"):
+                (copy / each.name).write_bytes(each.read_bytes())
+            async for _ in first:
+                pass
+        later = Campaign(client, ledger=copy / "run.ledger")
+        await sim.notifications.deliver(inbox)
+        assert (await later.summary()).pairs.unknown > 0
+        found = await later.settle(OutcomeLedger(store))
+        assert found.settled
+        before = (await later.summary()).settled
+        await all_of(later.run())
+        assert (await later.summary()).settled == before
+
+
+def test_a_run_a_report_and_a_command_settle_and_say_it(tmp_path, monkeypatch):
+    with served_panel(tmp_path, monkeypatch, notifying=Notifying()) as service:
+        service.faults.add(Fault.missing(2).on("bulk_invite"))
+        out = ("campaign", "panel.jsonl", "--out", "night", "--yes")
+        assert run(*out).exit_code == 1
+        text = " ".join(run("campaign", "settle", "night").stderr.split())
+        assert "name the store of notifications: --notifications FILE|ADDRESS" in text
+
+        inbox = Inbox("store.db", secrets=SECRET)
+
+        async def deliver():
+            async with inbox:
+                await service.notifications.deliver(inbox)
+
+        anyio.run(deliver)
+        (found,) = lines(run("campaign", "settle", "night", "--notifications", "store.db"))
+        (status,) = lines(run("campaign", "status", "night", "--json"))
+        assert found["Unknown"] > found["Settled"] == found["New"] == status["Settled"] > 10
+        assert found["ByKind"] == {"invite": found["New"]}
+        (again,) = lines(run("campaign", "settle", "night", "--notifications", "store.db"))
+        assert (again["New"], again["Settled"]) == (0, found["Settled"])
+        result = run("campaign", "report", "night", "--notifications", "store.db")
+        left = found["Unknown"] - found["Settled"]
+        said = f"{found['Unknown']} unknown: {found['Settled']} settled as invited, {left} open"
+        assert said in " ".join(result.stderr.split())
+        assert said in Path("night/report.html").read_text()
+
+        other = ("--notifications", "store.db", "--leave-out", "none")
+        result = run("campaign", "panel.jsonl", "--out", "other", "--yes", *other)
+        assert "settled as invited" not in result.stderr  # they came from the night before

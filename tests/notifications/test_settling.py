@@ -1,0 +1,188 @@
+"""Unknown pairs are settled by what comes: what proves an invite, what proves nothing, what fits several."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, post
+
+from sampling_async import Invite, InviteOutcome
+from sampling_async.notifications import Inbox, Kind, OutcomeLedger, PossibleInvite, possible_invites
+from sampling_async.simulator import generate_inventory
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+INVITE = {**MEMBER}
+PAIR = PossibleInvite("m-1", 1100, 2401, 77, is_unknown=True)
+
+
+def without(fields, *names):
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def pair(quota_id=1100, *, survey_id=2401, wave_id=77, is_unknown=True, member_code="m-1"):
+    return PossibleInvite(member_code, quota_id, survey_id, wave_id, is_unknown)
+
+
+@pytest.fixture
+def path(new_address):
+    return new_address()
+
+
+async def settled(path, pairs, *posts, since=NOW, now=NOW):
+    """Return what is found of pairs after some notifications, each with the kind of its URL."""
+    async with Inbox(path, secrets=SECRET, clock=now.timestamp) as inbox:
+        for kind, fields in posts:
+            assert (await post(inbox, kind, fields)).status == 200
+    return await OutcomeLedger(path).settle(pairs, since)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("invite", INVITE),
+        ("invite", without(INVITE, "QuotaID")),
+        ("completion", COMPLETION),
+        ("completion", without(COMPLETION, "QuotaID")),
+        ("completion", without(COMPLETION, "WaveId")),
+        ("terminate", TERMINATE),
+        (
+            "completion",
+            {**COMPLETION, "SurveyId": 5, "WaveId": 9, "OriginalSurveyID": 2401, "IsAutoRouted": True},
+        ),
+    ],
+)
+async def test_what_can_be_about_no_other_pair_settles_one(path, kind, fields):
+    found = await settled(path, [PAIR], (kind, fields))
+    (one,) = found.settled
+    assert (one.member_code, one.quota_id, one.kind, one.received_at) == ("m-1", 1100, kind, NOW)
+    assert one.fact_id == 1
+    assert (found.still_unknown, found.unclear, found.by_kind()) == (0, 0, {Kind(kind): 1})
+    assert "m-1" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("invite", {**INVITE, "UniqueCode": "m-2"}),
+        ("invite", {**INVITE, "SurveyId": 2402}),
+        ("invite", {**INVITE, "WaveId": 78}),
+        ("invite", {**INVITE, "QuotaID": 1101}),
+        ("invite", without(INVITE, "WaveId")),  # it may request an invite
+        ("invite", without(INVITE, "SurveyId")),
+        ("completion", {**COMPLETION, "WaveId": 0}),
+        ("completion", {**COMPLETION, "QuotaID": 1101}),
+        ("completion", {**COMPLETION, "IsAutoRouted": True}),  # nobody says from which survey
+        ("completion", {**COMPLETION, "OriginalSurveyID": 7, "IsAutoRouted": True}),
+        ("quota_status", {"QuotaID": 1100, "IsLive": False, "UpdateDateTimeUTC": "2026-11-22T10:00:00Z"}),
+    ],
+)
+async def test_what_proves_nothing_leaves_a_pair_unknown(path, kind, fields):
+    found = await settled(path, [PAIR], (kind, fields))
+    assert (found.settled, found.still_unknown, found.unclear) == ((), 1, 0)
+
+
+async def test_nothing_came_and_what_came_before_prove_nothing(path):
+    assert (await settled(path, [PAIR])).still_unknown == 1
+    before = datetime(2026, 11, 22, 11, 59, 59, tzinfo=UTC)
+    assert (await settled(path, [PAIR], ("completion", COMPLETION), now=before)).settled == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pair(1101),
+        pair(1101, is_unknown=False),
+    ],
+)
+async def test_what_fits_several_pairs_settles_none_and_is_counted(path, other):
+    evidence = ("completion", without(COMPLETION, "QuotaID"))
+    found = await settled(path, [PAIR, other], evidence)
+    assert (found.settled, found.unclear) == ((), 1)
+    # Another wave is another survey, unless the service does not name it.
+    apart = [PAIR, pair(1101, wave_id=78)]
+    assert len((await OutcomeLedger(path).settle(apart, NOW)).settled) == 1
+
+
+async def test_a_quota_that_is_named_decides_between_pairs(path):
+    found = await settled(path, [PAIR, pair(1101), pair(1102, is_unknown=False)], ("invite", INVITE))
+    assert [each.quota_id for each in found.settled] == [1100]
+    assert (found.still_unknown, found.unclear) == (1, 0)
+
+
+async def test_an_invite_that_the_store_knows_explains_what_came(path):
+    invite = Invite(2401, 77, 1101, 1.5, "https://x", 5, 50)
+    known = InviteOutcome("m-1", 1101, "invited", invite)
+    assert await OutcomeLedger(path).invited([known]) == 1
+    found = await settled(path, [PAIR], ("completion", without(COMPLETION, "QuotaID")))
+    assert (found.settled, found.unclear) == ((), 1)
+    assert await OutcomeLedger(path).invited([InviteOutcome("m-2", 1100, "invited", invite)]) == 1
+    other = pair(member_code="m-2")
+    of_another = ("invite", {**INVITE, "UniqueCode": "m-2"})
+    assert (await settled(path, [other], of_another)).settled == ()  # the same pair, got by somebody else
+
+
+async def test_a_pair_is_settled_once_by_what_came_first(path):
+    posts = [("completion", COMPLETION), ("invite", INVITE), ("completion", COMPLETION), ("invite", INVITE)]
+    found = await settled(path, [PAIR, PAIR], *posts)
+    assert [each.kind for each in found.settled] == ["completion"]
+
+
+async def test_a_forged_notification_settles_nothing(path):
+    inbox = Inbox(path, secrets=SECRET, shared_secrets="shared", require_signature=True, clock=NOW.timestamp)
+    async with inbox:
+        assert (await post(inbox, "completion", COMPLETION)).status == 403
+        assert (await post(inbox, "completion", {**COMPLETION, "EncryptedValue": "0" * 64})).status == 403
+        assert (await post(inbox, "invite", INVITE, secret="guessed")).status != 200
+    assert (await OutcomeLedger(path).settle([PAIR], NOW)).settled == ()
+
+
+async def test_since_needs_a_zone(path):
+    with pytest.raises(ValueError, match="time zone"):
+        await OutcomeLedger(path).settle([PAIR], datetime(2026, 11, 22))  # noqa: DTZ001
+
+
+def test_possible_invites_are_the_invited_and_the_unknown_pairs_of_known_quotas():
+    surveys = generate_inventory(1, surveys=2).surveys
+    first, second = (each.quotas[0].quota_id for each in surveys)
+    invite = Invite(9, 3, second, 1.0, "https://x", 5, 50)
+    outcomes = [
+        InviteOutcome("a", first, "unknown"),
+        InviteOutcome("b", second, "invited", invite),
+        InviteOutcome("c", first, "rejected"),
+        InviteOutcome("d", first, "not_sent"),
+        InviteOutcome("e", 1, "unknown"),
+    ]
+    assert list(possible_invites(outcomes, surveys)) == [
+        PossibleInvite("a", first, surveys[0].survey_id, surveys[0].wave_id, is_unknown=True),
+        PossibleInvite("b", second, 9, 3, is_unknown=False),
+    ]
+
+
+WORLD = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda each: each[0] + 10 * each[1] + 100 * each[2],
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(world=WORLD, left_out=st.sets(st.sampled_from(["QuotaID", "WaveId"])))
+def test_no_pair_without_an_invite_is_ever_settled(tmp_path_factory, world, left_out):
+    """Each pair of a world has an invite or not, and its response came or not; ends lack quotas and waves."""
+    path = tmp_path_factory.mktemp("store") / "store.db"
+    pairs, posts, truth = [], [], set()
+    for quota, survey, wave, has_invite, is_lost in world:
+        quota_id = 100 * survey + 10 * wave + quota
+        if has_invite:
+            truth.add(quota_id)
+            place = {"SurveyId": survey, "WaveId": wave, "QuotaID": quota_id}
+            posts.append(("completion", without({**COMPLETION, **place}, *left_out)))
+        if has_invite or is_lost:
+            pairs.append(pair(quota_id, survey_id=survey, wave_id=wave, is_unknown=is_lost))
+    found = anyio.run(lambda: settled(path, pairs, *posts))
+    assert {each.quota_id for each in found.settled} <= truth
