@@ -30,6 +30,7 @@ SECTIONS: Final = {
     "bad_inputs": "Bad inputs: only typed errors",
     "secrecy": "Secrecy: the key and member codes stay where they belong",
     "accounts": "Accounts: resumed runs, Ctrl-C, money in currencies and money taken back",
+    "settled": "Settled: unknown pairs of which notifications prove an invite",
     "databases": "Databases: behind a pooler, published, in another language, with lost answers",
     "odd_files": "Odd files: an answer to each, and reading changes nothing",
     "notifications": "Notifications: what the field sends is read, and handlers hold up nobody else",

@@ -92,14 +92,27 @@ async def test_a_folder_of_nights_a_ledger_and_several_are_left_out_and_the_own_
             shutil.rmtree(nights / name)
 
 
-async def test_a_refusal_that_may_have_passed_leaves_nothing_out(sim, tmp_path):
-    sim.faults.add(Fault.refusal(ResultCode.QUOTA_FULL).on("bulk_invite"))
+@pytest.mark.parametrize(
+    ("code", "is_final"),
+    [
+        (ResultCode.QUOTA_FULL, False),
+        (ResultCode.MAX_DAILY_EXCEEDED, False),
+        (ResultCode.SURVEY_TAKEN, True),
+        (ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA, True),
+    ],
+)
+async def test_only_a_refusal_for_good_leaves_a_survey_out(sim, tmp_path, code, is_final):
+    sim.faults.add(Fault.refusal(code).on("bulk_invite"))
     async with sim.client() as client:
-        _, first = await night(sim, client, tmp_path, "monday", max_turns=1)
-        sim.faults.clear()
-        _, second = await night(sim, client, tmp_path, "tuesday", leave_out=[tmp_path / "monday"])
-    assert not any(outcome.invite for outcome in first)
-    assert sum(outcome.status == "invited" for outcome in second) > 100
+        campaign, outcomes = await night(sim, client, tmp_path, "monday", max_turns=1)
+        pairs = await planned(
+            campaign_of(sim, client, tmp_path, ledger=tmp_path / "2", leave_out=[campaign.ledger])
+        )
+    refused_there = {
+        (each.member_code, SURVEYS[each.quota_id]) for each in outcomes if each.result_code == code
+    }
+    assert refused_there
+    assert refused_there.isdisjoint(pairs) is is_final
 
 
 async def test_another_wave_of_a_survey_is_another_survey(sim, tmp_path):
