@@ -121,8 +121,8 @@ class Settings:
     )
     notifications: str | None = _of_run(
         "FILE|ADDRESS",
-        "The store of `notifications serve`: quotas that it reports as closed are not requested, and the "
-        "report has completes and revenue.",
+        "The store of `notifications serve`: quotas that it reports as closed are not requested, the invites "
+        "are recorded there, and the report has completes and revenue.",
     )
     max_turns: int | None = _of_run(
         "N", "The most requests for one member, if some of its quotas are refused. Default: 3.", min=1

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import Counter, deque
 from contextlib import asynccontextmanager, nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +25,7 @@ from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import fail, silence_stdout
 from sampling_async._cli._signals import SignalHandler
-from sampling_async._cli._stores import existing_store
+from sampling_async._cli._stores import existing_store, record_invites
 from sampling_async._cli._tally import CAPPED, DONE, INCOMPLETE, Tally, code_name
 from sampling_async._contract.checks import count_of
 from sampling_async.campaign import Campaign, LedgerError
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from sampling_async import InviteOutcome, SamplingClient
     from sampling_async._cli._campaign import Settings
     from sampling_async.campaign import CampaignRun, Summary
-    from sampling_async.notifications import Settlements
 
 _GRACE: Final = 10.0  # seconds that requests in flight have after a signal, so that their outcomes are known
 _WINDOW: Final = 10.0  # seconds over which rates are averaged
@@ -238,7 +237,10 @@ class ShownRun:
         write = partial(campaign.write, self.folder, **file_options(self.folder, self.settings))
         try:
             outcomes = ledger_of_outcomes(self.settings)
-            await settled(campaign, outcomes)
+            if outcomes is not None:
+                # Those of this run, and those that a killed one has left.
+                await record_invites(outcomes, campaign.invites(), datetime.now(UTC))
+                await settle(campaign, outcomes)
             return await write(outcomes=outcomes)
         except StoreError as exc:
             show.note(f"The files are without completes and revenue: {exc}")
@@ -277,15 +279,12 @@ def ledger_of_outcomes(settings: Settings) -> OutcomeLedger | None:
     return None if settings.notifications is None else OutcomeLedger(existing_store(settings.notifications))
 
 
-async def settled(campaign: Campaign, outcomes: OutcomeLedger | None) -> Settlements | None:
-    """Settle unknown pairs by notifications; None without a store, or if the ledger cannot be written."""
-    if outcomes is None:
-        return None
+async def settle(campaign: Campaign, outcomes: OutcomeLedger) -> None:
+    """Settle unknown pairs by notifications, if the ledger can be written."""
     try:
-        return await campaign.settle(outcomes)
+        await campaign.settle(outcomes)
     except LedgerError as exc:
         show.note(f"Unknown pairs are not settled: {exc}")
-        return None
 
 
 def _is_capped(run: CampaignRun) -> bool:

@@ -17,7 +17,7 @@ from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign import DEFAULTS, NONE, LimitOptions, RunOptions, Settings
-from sampling_async._cli._campaign_live import ShownRun, file_options, ledger_of_outcomes, settled
+from sampling_async._cli._campaign_live import ShownRun, file_options, ledger_of_outcomes, settle
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import read_rates
 from sampling_async._cli._panel_files import read_inventory
@@ -346,7 +346,8 @@ def write_report(folder: Path, out: Path, given: Settings) -> None:
     settings = given.over(_saved_of(folder))
     campaign = Campaign(None, ledger=folder / LEDGER_NAME)
     outcomes = ledger_of_outcomes(settings)
-    anyio.run(settled, campaign, outcomes)
+    if outcomes is not None:
+        anyio.run(settle, campaign, outcomes)
     write = partial(campaign.write, out, **file_options(folder, settings), outcomes=outcomes)
     summary = anyio.run(write)
     for text in filter(None, (view.ends_text(summary), summary.unknown_in_words)):

@@ -111,9 +111,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async campaign report night",
         "sampling-async campaign report night \\\n  --notifications notifications.db",
     ),
-    "campaign settle": (
-        "sampling-async campaign settle night \\\n  --notifications notifications.db",
-    ),
+    "campaign settle": ("sampling-async campaign settle night \\\n  --notifications notifications.db",),
     "campaign compare": (
         "sampling-async campaign compare nights/*",
         "sampling-async campaign compare monday tuesday \\\n  --html nights.html",

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _PASSING: Final = frozenset({Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER, Lesson.STOP})
 
 # Whoever was routed has taken two surveys. Wave 0 means that the service named none. A link that was not
-# refused is an invite, or may be one.
+# refused is an invite, or may be one. PostgreSQL takes a NULL without a type for a text.
 _IN_STORE: Final = """
-SELECT member, survey, wave, '' AS state, NULL AS code FROM invites
+SELECT member, survey, wave, '' AS state, CAST(NULL AS INTEGER) AS code FROM invites
 UNION ALL SELECT member, survey, wave, '', NULL FROM facts
     WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND member IS NOT NULL
 UNION ALL SELECT member, origin, 0, '', NULL FROM facts

@@ -152,8 +152,8 @@ async def test_what_was_unknown_and_what_another_process_requests_now_is_left_ou
         assert pairs.isdisjoint(await planned(second))
 
 
-async def test_a_store_knows_invites_ends_and_links(tmp_path):
-    sim, store = new_simulator(notifying=Notifying(survey_seconds=1)), tmp_path / "store.db"
+async def test_a_store_knows_invites_ends_and_links(tmp_path, new_address):
+    sim, store = new_simulator(notifying=Notifying(survey_seconds=1)), new_address()
     inbox = Inbox(store, secrets="a-secret-of-this-test")
     async with (
         inbox,

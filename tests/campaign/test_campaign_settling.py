@@ -116,3 +116,6 @@ def test_a_run_a_report_and_a_command_settle_and_say_it(tmp_path, monkeypatch):
         other = ("--notifications", "store.db", "--leave-out", "none")
         result = run("campaign", "panel.jsonl", "--out", "other", "--yes", *other)
         assert "settled as invited" not in result.stderr  # they came from the night before
+        # A run records its invites in its store.
+        recorded = run("outcomes", "--store", "store.db", "--invites", "other/campaign.ledger")
+        assert "New invites from other/campaign.ledger: 0" in recorded.stderr
