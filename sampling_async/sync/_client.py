@@ -39,6 +39,7 @@ _PLAIN: Final = (
     (r"\bawait ", ""),
     (r"aclosing", "closing"),
     (r"AbstractAsync", "Abstract"),
+    (r"\blive\.ready\b", "router.ready"),
     (r"AsyncGenerator\[(\w+), None\]", r"Generator[\1, None, None]"),
 )
 
@@ -50,14 +51,14 @@ def _plain(text: str) -> str:
     return text
 
 
-def _as(method: Callable[..., Any]) -> Callable[[Function], Function]:
+def like(method: Callable[..., Any]) -> Callable[[Function], Function]:
     """Return a decorator that gives a function the name, signature and documentation of an async method."""
 
     def decorate(function: Function) -> Function:
         original = getattr(method, "__func__", method)  # of a class method
-        signature = inspect.signature(original)
+        signature, module = inspect.signature(original), function.__module__
         returned: Any = wraps(original)(function)
-        returned.__module__ = __name__
+        returned.__module__ = module
         returned.__doc__ = _plain(method.__doc__ or "")
         returned.__signature__ = signature.replace(return_annotation=_plain(signature.return_annotation))
         blocking: Function = returned
@@ -71,9 +72,9 @@ def _calling(
 ) -> Callable[Concatenate[SamplingClient, Given], T]:
     """Make a method that calls an async one, and waits for its result."""
 
-    @_as(method)
+    @like(method)
     def call(self: SamplingClient, /, *args: Given.args, **kwargs: Given.kwargs) -> T:
-        client, loop = _parts_of(self)
+        client, loop = parts_of(self)
         asked: Any = method
         given = [read_whole(each) for each in args]
         options = {name: read_whole(each) for name, each in kwargs.items()}
@@ -88,9 +89,9 @@ def _iterating(
 ) -> Callable[Concatenate[SamplingClient, Given], Generator[T]]:
     """Make a method that is a generator, from one that is an async generator."""
 
-    @_as(method)
+    @like(method)
     def iterate(self: SamplingClient, /, *args: Given.args, **kwargs: Given.kwargs) -> Generator[T]:
-        client, loop = _parts_of(self)
+        client, loop = parts_of(self)
         items = method(client, *args, **kwargs)
 
         async def step() -> tuple[T, ...]:
@@ -113,9 +114,9 @@ def _streaming(
 ) -> Callable[Concatenate[SamplingClient, Given], OutcomeStream]:
     """Make a method that returns a stream of outcomes. Iterators in its arguments are read by its reader."""
 
-    @_as(method)
+    @like(method)
     def stream(self: SamplingClient, /, *args: Given.args, **kwargs: Given.kwargs) -> OutcomeStream:
-        client, loop = _parts_of(self)
+        client, loop = parts_of(self)
         asked: Any = method
         most = _AHEAD[method.__name__]
         given = [pulled(each, most) for each in args]
@@ -136,9 +137,9 @@ def _streaming_codes(
 ) -> Callable[Concatenate[SamplingClient, Given], RecontactStream]:
     """Make a method that returns a stream of member codes."""
 
-    @_as(method)
+    @like(method)
     def stream(self: SamplingClient, /, *args: Given.args, **kwargs: Given.kwargs) -> RecontactStream:
-        client, loop = _parts_of(self)
+        client, loop = parts_of(self)
         return RecontactStream(loop, method(client, *args, **kwargs))
 
     return stream
@@ -147,9 +148,9 @@ def _streaming_codes(
 def _reading(method: Callable[[AsyncClient], T]) -> Callable[[SamplingClient], T]:
     """Make a method that only looks at the client, which any thread may do."""
 
-    @_as(method)
+    @like(method)
     def read(self: SamplingClient) -> T:
-        return method(_parts_of(self)[0])
+        return method(parts_of(self)[0])
 
     return read
 
@@ -159,10 +160,10 @@ def _within(
 ) -> Callable[Concatenate[SamplingClient, Given], AbstractContextManager[T]]:
     """Make a method that returns a block."""
 
-    @_as(method)
+    @like(method)
     @contextmanager
     def block(self: SamplingClient, /, *args: Given.args, **kwargs: Given.kwargs) -> Generator[T]:
-        client, loop = _parts_of(self)
+        client, loop = parts_of(self)
         inside = method(client, *args, **kwargs)
         yielded = loop.call(inside.__aenter__)
         try:
@@ -179,7 +180,7 @@ def _of_pages(
 ) -> Callable[Concatenate[SamplingClient, Given], Generator[str]]:
     """Make the generator of member codes from that of pages: one call into the event loop brings a page."""
 
-    @_as(method)
+    @like(method)
     def iterate(self: SamplingClient, /, *args: Given.args, **kwargs: Given.kwargs) -> Generator[str]:
         with closing(pages(self, *args, **kwargs)) as read:
             for page in read:
@@ -193,9 +194,9 @@ def _deriving(
 ) -> Callable[Concatenate[Client, Given], Client]:
     """Make a method that returns another client, with an event loop of its own or with this client's."""
 
-    @_as(method)
+    @like(method)
     def derive(self: Client, /, *args: Given.args, **kwargs: Given.kwargs) -> Client:
-        client, loop = _parts_of(self)
+        client, loop = parts_of(self)
         derived = object.__new__(type(self))
         vars(derived).update(vars(self))
         _wrap(derived, method(client, *args, **kwargs), None if own_loop else loop)
@@ -207,7 +208,7 @@ def _deriving(
 def _constructing(
     method: Callable[Concatenate[AsyncClient, Given], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[SamplingClient, Given], None]]:
-    return _as(method)
+    return like(method)
 
 
 def _wrap(client: SamplingClient, wrapped: AsyncClient, loop: LoopThread | None = None) -> None:
@@ -216,7 +217,7 @@ def _wrap(client: SamplingClient, wrapped: AsyncClient, loop: LoopThread | None 
     vars(client).update(_loop=loop or LoopThread(repr(client), wrapped.aclose))
 
 
-def _parts_of(client: SamplingClient) -> tuple[AsyncClient, LoopThread]:
+def parts_of(client: SamplingClient) -> tuple[AsyncClient, LoopThread]:
     return client._client, client._loop  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  as a method may
 
 
@@ -260,7 +261,7 @@ class SamplingClient:
         _wrap(self, AsyncClient(*args, **kwargs))
 
     @classmethod
-    @_as(AsyncClient.from_env)
+    @like(AsyncClient.from_env)
     def from_env(cls, *, profile: str | PanelProfile | None = None, **overrides: Any) -> Self:
         _prepare(overrides)
         client = object.__new__(cls)
