@@ -25,7 +25,8 @@ _PLAN: Final = "The plan"
 _of_plan: Final = partial(given, panel=_PLAN)
 _of_run: Final = partial(given, panel="The run")
 _limit: Final = partial(given, panel="Limits, heeded by a run within a second")
-InviteFormat: TypeAlias = Literal["parquet", "jsonl"]  # as in `sampling_async.campaign`, which loads slowly
+# As in `sampling_async.campaign`, which loads slowly.
+InviteFormat: TypeAlias = Literal["parquet", "jsonl", "csv"]
 NONE: Final = "none"  # the value that takes a limit away
 _SHOWN: Final = 40
 
@@ -130,7 +131,7 @@ class Settings:
     partition: list[str] | None = _of_run(
         "COLUMN", "Divide the invites into folders by survey_id, wave_id, quota_id or day; can be given again."
     )
-    format: InviteFormat | None = _of_run("parquet|jsonl", "The format of the invites. Default: parquet.")
+    format: InviteFormat | None = _of_run("parquet|jsonl|csv", "The format of the invites. Default: parquet.")
 
     def over(self, saved: Settings) -> Settings:
         """Return these settings; those that were not given are taken from `saved`."""
@@ -344,7 +345,7 @@ def report(
     ] = None,
     format_: Annotated[
         InviteFormat | None,
-        option("parquet|jsonl", "As for `run`. Default: what the run was given.", "--format"),
+        option("parquet|jsonl|csv", "As for `run`. Default: what the run was given.", "--format"),
     ] = None,
     notifications: Annotated[
         str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from importlib import import_module
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.extras import install
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from sampling_async.campaign._summary import Summary
     from sampling_async.notifications import OutcomeLedger
 
-InviteFormat: TypeAlias = Literal["parquet", "jsonl"]
-"""The format of the invites: Parquet, or lines of JSON."""
+InviteFormat: TypeAlias = Literal["parquet", "jsonl", "csv"]
+"""The format of the invites: Parquet, lines of JSON, or CSV."""
 
 _INVITES: Final = """
 SELECT m.code, i.quota, i.survey, i.wave, i.url, i.partner_amount, i.member_amount, i.loi, i.ir, i.at
@@ -52,7 +53,7 @@ _BY: Final = {
     "day": "date(i.at, 'unixepoch')",
 }
 _OTHER_NAMES: Final = ("pairs.parquet", "summary.json", "report.html")
-_INVITE_NAMES: Final = frozenset({"invites", "invites.parquet", "invites.jsonl"})
+_INVITE_NAMES: Final = frozenset({"invites", "invites.parquet", "invites.jsonl", "invites.csv"})
 _NAMES: Final = _INVITE_NAMES.union(_OTHER_NAMES)
 _UNFINISHED: Final = ".campaign-"  # how the name of a folder begins whose files are not complete yet
 
@@ -89,8 +90,8 @@ def check_partitions(partitions: Sequence[str], kind: InviteFormat) -> None:
         raise InvalidRequestError(
             f"invites can be divided by {', '.join(_BY)}, each once, not by {', '.join(map(repr, partitions))}"
         )
-    if kind not in {"parquet", "jsonl"}:
-        raise InvalidRequestError(f"the format of invites must be parquet or jsonl, not {kind!r:.40}")
+    if kind not in get_args(InviteFormat):
+        raise InvalidRequestError(f"the format of invites must be parquet, jsonl or csv, not {kind!r:.40}")
 
 
 def write_files(
@@ -255,6 +256,20 @@ def _write_one(batches: Iterable[Any], schema: Any, path: Path) -> None:
         with import_module("pyarrow.parquet").ParquetWriter(path, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
+        return
+    if path.suffix == ".csv":
+        # In Python and not in Arrow, which ends lines with \n, where RFC 4180 has \r\n.
+        with path.open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(schema.names)
+            for batch in batches:
+                columns = [
+                    [each and each.isoformat() for each in column.to_pylist()]
+                    if pa.types.is_timestamp(column.type)
+                    else column.to_pylist()
+                    for column in batch.columns
+                ]
+                rows.writerows(zip(*columns, strict=True))
         return
     encode = json.JSONEncoder(separators=(",", ":"), default=datetime.isoformat).encode
     with path.open("w", encoding="utf-8") as file:

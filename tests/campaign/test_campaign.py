@@ -1463,8 +1463,8 @@ async def test_wrong_partitions_are_refused_before_anything_is_read(sim, tmp_pat
         campaign = Campaign(client, ledger=tmp_path / "none")
         with pytest.raises(InvalidRequestError, match="divided by survey_id, wave_id, quota_id, day"):
             await campaign.write(tmp_path / "out", partitions=("country",))
-        with pytest.raises(InvalidRequestError, match="parquet or jsonl"):
-            await campaign.write(tmp_path / "out", kind="csv")
+        with pytest.raises(InvalidRequestError, match="parquet, jsonl or csv"):
+            await campaign.write(tmp_path / "out", kind="xlsx")
 
 
 async def test_a_run_that_was_killed_was_active_until_its_last_sign(sim, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -213,6 +214,30 @@ def test_what_closes_in_the_inventory_is_not_requested(service):
         "panel.jsonl", "--out", "blind", "--inventory", "quotas.json", "--watch", 0, "--yes", "--workers", 1
     )
     assert first in {q for each in service.ledger.requests(endpoint="bulk_invite") for q in each.quota_ids}
+
+
+def test_invites_as_csv_have_the_rows_and_columns_of_the_others(service):
+    started("--format", "csv")
+    with Path("out/invites.csv").open(newline="") as file:
+        assert file.readline().endswith("\r\n")  # RFC 4180
+        file.seek(0)
+        rows = list(csv.DictReader(file))
+    assert Path("out/invites.csv").stat().st_mode & 0o077 == 0
+    campaign("report", "out", "--format", "parquet")
+    assert not Path("out/invites.csv").exists()
+    expected = pq.read_table("out/invites.parquet").to_pylist()
+    assert rows == [
+        {
+            name: "" if value is None else value.isoformat() if name == "invited_at" else str(value)
+            for name, value in row.items()
+        }
+        for row in expected
+    ]
+    assert len(rows) == len(service.ledger.invites)
+    started_again = campaign("report", "out", "--format", "csv", "--partition", "day")
+    assert started_again.exit_code == 0
+    [part] = Path("out").glob("invites/day=*/invites.csv")
+    assert len(part.read_text().splitlines()) == len(rows) + 1
 
 
 # --- What is kept
