@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, deque
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import ceil
@@ -27,6 +27,7 @@ from sampling_async._cli._connection import fail, silence_stdout
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._stores import existing_store, record_invites
 from sampling_async._cli._tally import CAPPED, DONE, INCOMPLETE, Tally, code_name
+from sampling_async._cli._top import CAMPAIGN_SOCKET
 from sampling_async._contract.checks import count_of
 from sampling_async.campaign import Campaign, LedgerError
 from sampling_async.matching import LiveIndex
@@ -229,9 +230,17 @@ class ShownRun:
             self._signals.on_first_signal = partial(self._stop, run)
             metrics = RunMetrics(run, client)
             self._display = Display(metrics, as_lines=self.as_lines)
-            async with self._display.kept_up():
+            async with self._shown_to_top(client), self._display.kept_up():
                 async for outcome in run:
                     metrics.add(outcome)
+
+    @asynccontextmanager
+    async def _shown_to_top(self, client: SamplingClient) -> AsyncGenerator[None]:
+        """Show the client to `top --out`, where the system has such sockets and the path is short enough."""
+        async with AsyncExitStack() as stack:
+            with suppress(OSError, AttributeError):
+                await stack.enter_async_context(client.serve_snapshots(self.folder / CAMPAIGN_SOCKET))
+            yield
 
     async def _write(self, campaign: Campaign) -> Summary:
         write = partial(campaign.write, self.folder, **file_options(self.folder, self.settings))

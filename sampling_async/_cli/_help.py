@@ -121,7 +121,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "sampling-async doctor --profile us --quiet",
         "sampling-async doctor --json \\\n  | jq '.Checks[] | select(.Verdict==\"fail\")'",
     ),
-    "top": ("sampling-async top night.sock", "sampling-async top night.sock --once --json | jq .limit"),
+    "top": (
+        "sampling-async top --out night",
+        "sampling-async top night.sock",
+        "sampling-async top night.sock --once --json | jq .limit",
+    ),
     "notifications serve": (
         "sampling-async notifications serve \\\n  --store notifications.db",
         (

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     State = Mapping[str, Any]
     """One line of the socket: the fields of `Snapshot`, and who the process is."""
 
+CAMPAIGN_SOCKET: Final = "top.sock"  # in the folder of a campaign, while it runs
 _PATIENCE: Final = 2.0  # seconds for one answer of the process
 _LONGEST_LINE: Final = 2**20
 _LONGEST_PAUSE: Final = 86_400.0
@@ -46,19 +47,29 @@ _LATENCY_COLUMNS: Final = (
 
 @takes(json="Print a line of JSON for each look, on a terminal too.")
 def top(
-    path: Annotated[Path, argument("SOCKET", "The socket that the process serves.")],
+    path: Annotated[Path | None, argument("SOCKET", "The socket that the process serves.")] = None,
     every: Annotated[float, option("SECONDS", "Seconds between two looks.", "--every", min=0.1)] = 1.0,
     *,
+    out: Annotated[
+        Path | None, option("DIR", "The folder of a campaign that runs, in place of SOCKET.")
+    ] = None,
     once: Annotated[bool, flag("Look once, and end.", "--once")] = False,
 ) -> None:
     """Show what a running client does: limits, waiting requests, latency, connections.
 
-    The program must show itself: `async with client.serve_snapshots(SOCKET)`.
-    Looking costs the program nothing else. The command ends with exit code
-    1 when the process goes away. Ctrl-C ends it too.
+    A campaign shows itself in its folder. Any other program must do so:
+    `async with client.serve_snapshots(SOCKET)`. Looking costs the program
+    nothing else. The command ends with exit code 1 when the process goes
+    away. Ctrl-C ends it too.
     """
     if not every <= _LONGEST_PAUSE:  # so that nan is refused too
         fail(f"--every takes seconds up to {_LONGEST_PAUSE:.0f}, which is a day", USAGE)
+    if out is not None:
+        if path is not None:
+            raise InvalidRequestError("name a SOCKET, or the folder of a campaign with --out, and not both")
+        path = out / CAMPAIGN_SOCKET
+    elif path is None:
+        raise InvalidRequestError("name the SOCKET of a program, or the folder of a campaign with --out")
     looks = _looks(path, every, is_once=once)
     first = next(looks)
     try:
@@ -93,6 +104,11 @@ def _looks(path: Path, every: float, *, is_once: bool) -> Iterator[State]:
             "Try again"
         ) from None
     except (OSError, ValueError) as exc:
+        if path.name == CAMPAIGN_SOCKET:
+            raise InvalidRequestError(
+                f"{path.parent}: no campaign runs there now, or its path is too long for a socket "
+                f"({exc.__class__.__name__})"
+            ) from None
         raise InvalidRequestError(
             f"{path}: no process shows its snapshots there ({exc.__class__.__name__}); in the program, use "
             f"`async with client.serve_snapshots({str(path)!r})`"

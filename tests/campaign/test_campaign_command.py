@@ -603,6 +603,9 @@ def test_a_run_is_paused_resumed_ended_by_a_signal_and_gone_on_with_by_other_pro
     process = program("campaign", "panel.jsonl", "--out", "out", *given)
     try:
         until(lambda: count() > 4)
+        if len(str(Path("out/top.sock").absolute())) < 100:  # as long as the path of a socket may be
+            (seen,) = lines(run("top", "--out", "out", "--once", "--json"))
+            assert (seen["pid"], seen["host"]) == (process.pid, "127.0.0.1")
         paused = told("pause", "out", "--reason", "tests")
         assert (paused["Paused"], paused["Running"]) == (True, True)
         until(lambda: status()["State"] == "paused")

@@ -45,6 +45,20 @@ def path():
         yield Path(folder) / "s"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name the SOCKET of a program, or the folder of a campaign with --out"),
+        (("a.sock", "--out", "night"), "name a SOCKET, or the folder of a campaign with --out, and not both"),
+        (("--out", "night"), "night: no campaign runs there now"),
+    ],
+)
+def test_a_socket_or_a_campaign_is_named(arguments, message):
+    result = run("top", *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
 @contextmanager
 def serving(path: Path, *lines: bytes):
     """Answer each connection with the next line, then stop."""
