@@ -369,7 +369,7 @@ def settle_unknown(folder: Path, given: Settings) -> None:
         show.emit_json(counts | {"ByKind": by_kind, "Unclear": found.unclear})
         return
     new = ", ".join(f"{count:,} by {kind} notifications" for kind, count in found.by_kind().items())
-    show.note(summary.unknown_in_words or f"{summary.pairs.unknown:,} unknown: none is settled")
+    show.note(summary.unknown_in_words or f"{summary.pairs.unknown:,} unknown, none settled")
     show.note(f"New: {new or 'none'}")
     if found.unclear:
         show.note(f"{count_of(found.unclear, 'notification')} fit several pairs, and settle none")
