@@ -92,7 +92,7 @@ async def _campaign(fault: Fault, seed: int, members: int) -> tuple[int, int, in
 async def _drawn(random: Random, count: int) -> tuple[int, int, int, int, int]:
     """Return drawn pairs, those settled wrongly, unclear ones, lost invites that are told, and settled ones."""
     pairs, posts, told, invites = list[PossibleInvite](), dict[str, list[Any]](), set[Any](), set[Any]()
-    member = 0
+    member, since = 0, NOW.timestamp()
     while len(pairs) < count:
         member += 1
         code = f"m-{member}"
@@ -107,7 +107,7 @@ async def _drawn(random: Random, count: int) -> tuple[int, int, int, int, int]:
                     if is_lost:
                         told.add((code, quota_id))
             if is_made or is_lost:
-                pairs.append(PossibleInvite(code, quota_id, survey_id, wave_id, is_unknown=is_lost))
+                pairs.append(PossibleInvite(code, quota_id, survey_id, wave_id, since if is_lost else None))
     with tempfile.TemporaryDirectory() as name:
         store = Path(name) / "store.db"
         async with Inbox(store, secrets=SECRET, clock=NOW.timestamp) as inbox:
@@ -117,7 +117,7 @@ async def _drawn(random: Random, count: int) -> tuple[int, int, int, int, int]:
                     body = json.dumps(some[begin : begin + TOGETHER]).encode()
                     response = await inbox.receive(kind, body, {}, "198.51.100.7", secret=SECRET)
                     assert response.status == 200, response
-        found = await OutcomeLedger(store).settle(pairs, NOW)
+        found = await OutcomeLedger(store).settle(pairs)
     settled = {(each.member_code, each.quota_id) for each in found.settled}
     return len(pairs), len(settled - invites), found.unclear, len(told), len(settled & told)
 

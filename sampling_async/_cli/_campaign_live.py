@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import Counter, deque
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +25,7 @@ from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import fail, silence_stdout
 from sampling_async._cli._signals import SignalHandler
-from sampling_async._cli._stores import existing_store, record_invites
+from sampling_async._cli._stores import existing_store
 from sampling_async._cli._tally import CAPPED, DONE, INCOMPLETE, Tally, code_name
 from sampling_async._cli._top import CAMPAIGN_SOCKET
 from sampling_async._contract.checks import count_of
@@ -218,7 +218,7 @@ class ShownRun:
             fail(self._signals.in_words, self._signals.exit_code)
         assert self._display is not None
         assert summary is not None
-        unclear = max(0, summary.pairs.unknown - summary.settled) + summary.pairs.not_sent
+        unclear = summary.pairs.unknown - summary.settled + summary.pairs.not_sent
         if not summary.pairs.pending + unclear:
             return DONE
         if not unclear and _is_capped(self._display.metrics.run):
@@ -247,8 +247,6 @@ class ShownRun:
         try:
             outcomes = ledger_of_outcomes(self.settings)
             if outcomes is not None:
-                # Those of this run, and those that a killed one has left.
-                await record_invites(outcomes, campaign.invites(), datetime.now(UTC))
                 await settle(campaign, outcomes)
             return await write(outcomes=outcomes)
         except StoreError as exc:
@@ -289,11 +287,11 @@ def ledger_of_outcomes(settings: Settings) -> OutcomeLedger | None:
 
 
 async def settle(campaign: Campaign, outcomes: OutcomeLedger) -> None:
-    """Settle unknown pairs by notifications, if the ledger can be written."""
+    """Record invites in a store, and settle unknown pairs by it, if ledger and store can be written."""
     try:
         await campaign.settle(outcomes)
-    except LedgerError as exc:
-        show.note(f"Unknown pairs are not settled: {exc}")
+    except (LedgerError, StoreError) as exc:
+        show.note(f"Invites are not recorded, and unknown pairs not settled: {exc}")
 
 
 def _is_capped(run: CampaignRun) -> bool:

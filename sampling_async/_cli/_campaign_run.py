@@ -136,8 +136,11 @@ class CampaignJob:
         for name, is_other in (("panel", is_query), ("notifications", is_dsn), ("rates_from", is_dsn)):
             if values[name] is not None and not is_other(values[name]):
                 values[name] = str(Path(values[name]).absolute())
-        values["leave_out"] = values["leave_out"] and [
-            each if each == NONE or is_dsn(each) else str(Path(each).absolute()) for each in values["leave_out"]
+        earlier = [NONE if each.casefold() == NONE else each.strip() for each in values["leave_out"] or ()]
+        if "" in earlier or (NONE in earlier and len(earlier) > 1):
+            raise InvalidRequestError("--leave-out takes folders and stores, or none alone")
+        values["leave_out"] = [
+            each if each == NONE or is_dsn(each) else str(Path(each).absolute()) for each in earlier
         ]
         return Settings(**values)
 

@@ -148,18 +148,17 @@ def outcomes(
 
 def _record(ledger: OutcomeLedger, file: Path) -> int:
     at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-    return anyio.run(record_invites, ledger, _outcomes_in(file), at)
 
+    async def record() -> int:
+        batch, count = list[InviteOutcome](), 0
+        async for outcome in _outcomes_in(file):
+            batch.append(outcome)
+            if len(batch) == _AT_ONCE:
+                count += await ledger.invited(batch, at=at)
+                batch = []
+        return count + await ledger.invited(batch, at=at)
 
-async def record_invites(ledger: OutcomeLedger, outcomes: AsyncIterator[InviteOutcome], at: datetime) -> int:
-    """Record invites, some thousand at a time, and return how many are new."""
-    batch, count = list[InviteOutcome](), 0
-    async for outcome in outcomes:
-        batch.append(outcome)
-        if len(batch) == _AT_ONCE:
-            count += await ledger.invited(batch, at=at)
-            batch = []
-    return count + await ledger.invited(batch, at=at)
+    return anyio.run(record)
 
 
 async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:

@@ -25,10 +25,12 @@ from sampling_async.campaign._files import check_partitions, stream_of_pairs, wr
 from sampling_async.campaign._ledger import CampaignLedger, with_ledger
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Plan, Planner, plan_of
+from sampling_async.campaign._possible import made_invites, possible_invites
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching import Allocate, LiveIndex, QuotaIndex
 from sampling_async.matching._index import require_kinds_and_policy
+from sampling_async.notifications._settling import record, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -104,7 +106,7 @@ class Campaign:
         policy: The rules of matching, if `inventory` is no index.
         leave_out: Earlier nights: the folders of campaigns (or one that holds such folders), their ledgers, and
             stores of notifications, outcomes and links. What a member holds, took, or was refused for good
-            there is not planned again. Another wave of a survey is.
+            there is not planned again. Another wave of a survey is, unless both waves are open.
         workers: How many processes match the panel.
         max_turns: The most requests for one member. Those after the first replace refused quotas.
         retry_seconds: After a technical error, the seconds until the pair is requested again.
@@ -218,7 +220,7 @@ class Campaign:
         inventory = self._inventory
         if inventory is None:
             inventory = await self._require_client().get_quotas()
-        notes: list[str] = []
+        notes, client = list[str](), self._client
         if isinstance(inventory, QuotaIndex | LiveIndex):
             # One state for all steps of the plan, which take a while: quotas close meanwhile.
             index = inventory.snapshot()
@@ -241,7 +243,7 @@ class Campaign:
             on_members=on_members,
             notes=notes,
             leave_out=self._leave_out,
-            panel_guid=None if self._client is None else self._client._panel_guid,  # noqa: SLF001  not public
+            owner=None if client is None else (str(client._base_url), client._panel_guid.lower()),  # noqa: SLF001
         )
 
     def _require_client(self) -> SamplingClient:
@@ -335,6 +337,9 @@ class Campaign:
     async def settle(self, outcomes: OutcomeLedger) -> Settlements:
         """Settle unknown pairs by the notifications of a store, write that down, and return what was new.
 
+        First the invites and the unknown pairs are recorded in the store, so that other campaigns and routers
+        know of them.
+
         A pair is settled as invited if an invite notification, a completion or a terminate of its member can be
         about no other pair: neither of this campaign, nor an invite or a link that the store knows. The pair
         stays `unknown` in its counts, `Summary.settled` counts it, and its link stays unknown. Nothing that
@@ -342,16 +347,22 @@ class Campaign:
 
         Raises:
             LedgerError: The ledger cannot be read or written, or has no plan.
-            StoreError: The notifications cannot be read.
+            StoreError: The store cannot be read or written.
         """
+        store = outcomes.store
+
+        def recorded(ledger: CampaignLedger) -> None:
+            unknown = (each for each in possible_invites(ledger) if each.unknown_since is not None)
+            record(store, made_invites(ledger), unknown, self._wall_clock())
 
         def found(ledger: CampaignLedger) -> Settlements:
-            began = ledger.read("SELECT coalesce(min(began), 0.0) FROM runs")[0][0]
-            return outcomes.read_settlements(ledger.possible_invites(), began)
+            return settle(store, possible_invites(ledger))
 
+        await self._reading(recorded)
         settlements = await self._reading(found)
         if settlements.settled:
             await in_thread(with_ledger, self.ledger, lambda ledger: ledger.settle(settlements.settled))
+            await self._reading(recorded)
         return settlements
 
     async def invites(self) -> AsyncIterator[InviteOutcome]:

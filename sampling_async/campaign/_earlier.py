@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ from sampling_async._protocol.lessons import Lesson, rule_for
 from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._ledger_file import LEDGER_NAME, is_ledger
 from sampling_async.notifications import SqlStore
+from sampling_async.notifications._entries import member_text
 from sampling_async.notifications._postgres import is_dsn
 from sampling_async.notifications._stores import store_of
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from sampling_async._protocol.lessons import Rule
     from sampling_async.notifications._stores import AnyStore
 
+_LONG: Final = 90  # characters: those beyond ASCII take up to twelve as JSON, and 1,100 are stored as they are
 _PASSING: Final = frozenset({Lesson.QUOTA, Lesson.SURVEY, Lesson.LATER, Lesson.MEMBER, Lesson.STOP})
 
 # Whoever was routed has taken two surveys. Wave 0 means that the service named none. A link that was not
@@ -31,13 +34,13 @@ SELECT member, survey, wave, '' AS state, CAST(NULL AS INTEGER) AS code FROM inv
 UNION ALL SELECT member, survey, wave, '', NULL FROM facts
     WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND member IS NOT NULL
 UNION ALL SELECT member, origin, 0, '', NULL FROM facts
-    WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND origin IS NOT NULL
+    WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND origin != survey
 UNION ALL SELECT member, survey, wave, CASE state WHEN 'refused' THEN 'rejected' ELSE '' END, code FROM links
 """
 
 
 def held_in(
-    store: AnyStore, rules: Mapping[int, Rule], *, own: Path, panel_guid: str | None
+    store: AnyStore, rules: Mapping[int, Rule], *, own: Path, owner: tuple[str, str] | None
 ) -> Iterator[tuple[str, int, int]]:
     """Yield members with a survey and wave that they got, or were refused for good. Wave 0 stands for any.
 
@@ -45,10 +48,10 @@ def held_in(
         store: The folder of a campaign or of several, a ledger, or a store of notifications and links.
         rules: What is done about result codes.
         own: The ledger that is planned; it is left out.
-        panel_guid: The panel that a ledger must be of, since a code is a member of one panel; None for any.
+        owner: The service and panel that a ledger must be of; None for any.
 
     Raises:
-        InvalidRequestError: It is none of these, or a ledger of another panel.
+        InvalidRequestError: It is none of these, cannot be read, or is a ledger of another service or panel.
         LedgerError: A ledger cannot be read.
         StoreError: A store cannot be read.
     """
@@ -56,29 +59,53 @@ def held_in(
     if not isinstance(text, str) or is_dsn(text):
         yield from _in_store(store_of(store), rules)
         return
-    path = Path(text)
-    ledgers = [path / LEDGER_NAME] if (path / LEDGER_NAME).is_file() else sorted(path.glob(f"*/{LEDGER_NAME}"))
-    if not path.is_dir():
-        if not path.is_file():
-            raise InvalidRequestError(f"leave_out: {path} is neither a store nor the folder of a campaign")
-        if not is_ledger(path):
-            yield from _in_store(store_of(path), rules)
-            return
-        ledgers = [path]
-    elif not ledgers:
-        raise InvalidRequestError(f"leave_out: {path} holds no campaign: neither it nor a folder in it has one")
-    for each in ledgers:
+    try:
+        ledgers = _ledgers_in(Path(text))
+    except OSError as exc:
+        raise InvalidRequestError(f"leave_out: {exc.filename or text} cannot be read: {exc.strerror}") from None
+    if ledgers is None:
+        yield from _in_store(store_of(text), rules)
+    for each in ledgers or ():
         if not each.samefile(own):
-            yield from _in_ledger(each, rules, panel_guid)
+            yield from _in_ledger(each, rules, owner)
 
 
-def _in_ledger(path: Path, rules: Mapping[int, Rule], panel_guid: str | None) -> Iterator[tuple[str, int, int]]:
+def _ledgers_in(path: Path) -> list[Path] | None:
+    """Return the ledgers that a path names; None if it is a store."""
+    if not stat.S_ISDIR(path.stat().st_mode):
+        return [path] if is_ledger(path) else None
+    names = [LEDGER_NAME, *(f"{each.name}/{LEDGER_NAME}" for each in sorted(path.iterdir()))]
+    found = [path / name for name in names if _is_there(path / name)]
+    if not found:
+        raise InvalidRequestError(f"leave_out: {path} holds no campaign: neither it nor a folder in it has one")
+    return found
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a file is there. A folder that must not be looked into, or is away, is an error."""
+    try:
+        path.stat()
+    except NotADirectoryError:
+        return False
+    except FileNotFoundError:
+        path.parent.stat()  # a link to what is not there, such as a disk that is not mounted
+        return False
+    return True
+
+
+def _in_ledger(
+    path: Path, rules: Mapping[int, Rule], owner: tuple[str, str] | None
+) -> Iterator[tuple[str, int, int]]:
     ledger = CampaignLedger(path)
     try:
         ledger.open(reads=True)
-        owner = json.loads(ledger.fact("owner") or "null")
-        if owner is not None and panel_guid is not None and owner[1] != panel_guid.lower():
-            raise InvalidRequestError(f"leave_out: {path} is of another panel, whose members are others")
+        if not ledger.plan:  # making it was cut off
+            return
+        found = json.loads(ledger.fact("owner") or "null")
+        if None not in (found, owner) and tuple(found) != owner:
+            raise InvalidRequestError(
+                f"leave_out: {path} was written for another service or panel, whose members are others"
+            )
         for code, survey, wave, state, result_code in ledger.delivered():
             if is_final(rules, state, result_code):
                 yield code, survey, wave
@@ -92,6 +119,12 @@ def _in_store(store: SqlStore, rules: Mapping[int, Rule]) -> Iterator[tuple[str,
             for member, survey, wave, state, result_code in rows:
                 if is_final(rules, state, result_code):
                     yield json.loads(member), survey, wave
+
+
+def long_code(code: str) -> str:
+    """Return what a store has in place of a member code: a hash, if it is very long."""
+    found: str = json.loads(member_text(code)) if len(code) > _LONG else code
+    return found
 
 
 def is_final(rules: Mapping[int, Rule], state: str, code: int | None) -> bool:

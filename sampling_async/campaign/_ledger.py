@@ -21,7 +21,6 @@ from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.requests import member_code_of
 from sampling_async.campaign._ledger_file import DueMember, LedgerError, LedgerFile, PlannedQuota
 from sampling_async.campaign._limits import Limits
-from sampling_async.notifications import PossibleInvite
 
 if TYPE_CHECKING:
     import os
@@ -65,17 +64,6 @@ _DELIVERED: Final = f"""
 SELECT m.code, q.survey, q.wave, p.state, p.code
 FROM pairs AS p JOIN members AS m ON m.id = p.member JOIN quotas AS q ON q.id = p.quota
 WHERE p.state NOT IN ({{others}}) OR p.plan = ? AND (p.member, p.quota) IN ({IN_FLIGHT})
-"""  # noqa: S608  of constants
-
-_POSSIBLE: Final = f"""
-WITH held AS (
-    SELECT p.member, p.quota, p.state = 'unknown' AND s.kind IS NULL AS is_unknown
-    FROM pairs AS p LEFT JOIN settled AS s USING (member, quota) WHERE p.state IN ('invited', 'unknown')
-    UNION ALL SELECT *, {{lost}} FROM ({IN_FLIGHT})
-)
-SELECT m.code, h.quota, q.survey, q.wave, h.is_unknown
-FROM held AS h JOIN members AS m ON m.id = h.member JOIN quotas AS q ON q.id = h.quota
-WHERE h.member IN (SELECT member FROM held WHERE is_unknown)
 """  # noqa: S608  of constants
 
 INVITED: Final = "state IN ('invited', 'unknown')"  # whether there is an invite, or may be one
@@ -195,12 +183,6 @@ class CampaignLedger(LedgerFile):
         query = _DELIVERED.format(others="'skipped'" if is_run_by_others else "'skipped', 'pending'")
         return chain.from_iterable(self.read_on(query, self.plan, self.plan))
 
-    def possible_invites(self) -> list[PossibleInvite]:
-        """Return the pairs that have an invite, or may have one, of members with a pair that is unknown."""
-        # What a run that was killed had in flight is unknown, also before the next run notes that.
-        query = _POSSIBLE.format(lost=int(not self.is_running()))
-        return [PossibleInvite(*row) for row in self._rows(query, (self.plan,))]
-
     def settle(self, pairs: Iterable[SettledPair]) -> None:
         """Write down that unknown pairs have an invite. Their state stays: it says what the response was."""
         with self._writing() as database:
@@ -260,7 +242,8 @@ class CampaignLedger(LedgerFile):
         with self._writing() as database:
             lost = database.execute(IN_FLIGHT, (self.plan,)).fetchall()
             database.executemany(
-                "UPDATE pairs SET state = 'unknown', reason = ? WHERE member = ? AND quota = ? AND plan = ?",
+                "UPDATE pairs SET state = 'unknown', reason = ?, due = (SELECT max(began) FROM runs)"
+                " WHERE member = ? AND quota = ? AND plan = ?",
                 [(KILLED, member, quota, self.plan) for member, quota in lost],
             )
             database.execute("DELETE FROM requests")

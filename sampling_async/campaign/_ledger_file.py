@@ -68,7 +68,7 @@ class PairEnd(NamedTuple):
     reason: str | None
     turn: int
     tries: int
-    due: float
+    due: float  # when it is requested again; of an unknown pair, when it was requested
     member: int
     quota: int
 
@@ -107,7 +107,7 @@ class Notes:
 
 # Marks the file as a ledger ("SANC"), so that no other database is written to by mistake.
 _APPLICATION: Final = 0x53414E43
-_FORM: Final = 3
+_FORM: Final = 2
 LEDGER_NAME: Final = "campaign.ledger"  # of the ledger in the folder of a campaign
 _BUSY_SECONDS: Final = 30.0
 
@@ -139,10 +139,6 @@ CREATE TABLE invites (
 );
 CREATE INDEX invites_pair ON invites (member, quota);
 CREATE TABLE requests (id INTEGER PRIMARY KEY, member INTEGER NOT NULL, quotas TEXT NOT NULL);
-CREATE TABLE settled (
-    member INTEGER NOT NULL, quota INTEGER NOT NULL, kind TEXT NOT NULL, fact INTEGER NOT NULL,
-    at REAL NOT NULL, PRIMARY KEY (member, quota)
-) WITHOUT ROWID;
 CREATE TABLE codes (code INTEGER PRIMARY KEY, result TEXT NOT NULL);
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY, began REAL NOT NULL, ended REAL, reason TEXT NOT NULL DEFAULT ''
@@ -155,6 +151,15 @@ CREATE TABLE moments (
 CREATE TABLE waits (
     id INTEGER PRIMARY KEY, kind TEXT NOT NULL, began REAL NOT NULL, ended REAL NOT NULL
 );
+"""
+
+
+# Made when it is missing: ledgers from before it go on, and one that is only read counts as without it.
+_SETTLED: Final = """
+TABLE IF NOT EXISTS settled (
+    member INTEGER NOT NULL, quota INTEGER NOT NULL, kind TEXT NOT NULL, fact INTEGER NOT NULL,
+    at REAL NOT NULL, PRIMARY KEY (member, quota)
+) WITHOUT ROWID
 """
 
 
@@ -234,6 +239,13 @@ class LedgerFile:
             raise LedgerError("is a database of something else; name another file", path=self.path)
         if form != _FORM:
             raise LedgerError(f"has form {form}, and this version reads form {_FORM}", path=self.path)
+        has_settled = "SELECT count(*) FROM sqlite_master WHERE name = 'settled'"
+        if not reads:
+            database.execute(f"CREATE {_SETTLED}")
+        elif not database.execute(has_settled).fetchone()[0]:
+            database.execute("PRAGMA query_only = OFF")
+            database.execute(f"CREATE TEMP {_SETTLED}")
+            database.execute("PRAGMA query_only = ON")
         return True
 
     def close(self, *, removed: bool = False) -> None:

@@ -24,7 +24,7 @@ from sampling_async._contract.currencies import (
 )
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.lessons import Rule
-from sampling_async.campaign._earlier import held_in, is_final
+from sampling_async.campaign._earlier import held_in, is_final, long_code
 from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
@@ -128,7 +128,7 @@ class Planner:
     on_members: OnMembers
     notes: Sequence[str]  # of what was left out before
     leave_out: Sequence[AnyStore] = ()  # what members got in earlier nights is not planned
-    panel_guid: str | None = None  # the panel of the client; None without one
+    owner: tuple[str, str] | None = None  # the service and panel of the client; None without one
 
     def plan(
         self,
@@ -278,7 +278,7 @@ class Planner:
             waves: dict[int, set[int]] = {}
             for target in self.index.quota_ids.targets():
                 waves.setdefault(target.survey.survey_id, set()).add(target.survey.wave_id)
-            known = partial(held_in, rules=self.rules, own=ledger.path, panel_guid=self.panel_guid)
+            known = partial(held_in, rules=self.rules, own=ledger.path, owner=self.owner)
             for code, survey_id, wave_id in chain.from_iterable(map(known, self.leave_out)):
                 # Another wave is another survey; 0 stands for any.
                 if survey_id in waves and (not wave_id or wave_id in waves[survey_id]):
@@ -440,7 +440,7 @@ def _offered_less(batch: Any, surveys: Mapping[str, set[int]], left: Mapping[str
     given = zip(codes, values(EXCLUDED), values(INVITES_LEFT), strict=True)
     excluded, invites = list[list[int]](), list[int | None]()
     for code, had, most in given:
-        excluded.append(sorted({*(had or ()), *surveys.get(code, ())}))
+        excluded.append(sorted({*(had or ()), *surveys.get(code, ()), *surveys.get(long_code(code), ())}))
         invites.append(min((each for each in (most, left.get(code)) if each is not None), default=None))
     new = {EXCLUDED: pa.array(excluded, pa.list_(pa.int64())), INVITES_LEFT: pa.array(invites, pa.int64())}
     # By place: of the columns that matching does not need, several may have the same name.

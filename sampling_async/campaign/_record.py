@@ -124,6 +124,9 @@ class LedgerRecord:
         self._book.record(member, outcomes, now, notes)
         if not member.waiting:
             del self._members[member.code]
+        for at, end in enumerate(notes.ends[before:], before):
+            if end.state == "unknown":
+                notes.ends[at] = end._replace(due=now - latency)
         states = [end.state for end in notes.ends[before:]]
         self.moments.add(
             now,

@@ -332,7 +332,7 @@ class Summary:
         unknown, settled = self.pairs.unknown, self.settled
         if not settled:
             return ""
-        return f"{unknown:,} unknown: {settled:,} settled as invited, {max(0, unknown - settled):,} open"
+        return f"{unknown:,} unknown: {settled:,} settled as invited, {unknown - settled:,} open"
 
     @property
     def invites_per_request(self) -> float:

@@ -133,6 +133,12 @@ class WaitLog:
 
 
 _MOST_MOMENTS: Final = 240
+_SETTLED: Final = """
+SELECT count(*) FROM settled AS s WHERE EXISTS (
+    SELECT 1 FROM pairs AS p
+    WHERE p.member = s.member AND p.quota = s.quota AND p.state IN ('unknown', 'pending')
+)
+"""
 _POSSIBLE: Final = """
 SELECT coalesce(q.currency, 0), coalesce(sum(i.partner_amount), 0.0)
 FROM invites AS i LEFT JOIN quotas AS q ON q.id = i.quota GROUP BY 1
@@ -185,7 +191,7 @@ def summary_of(
         invited_members=ledger.read("SELECT count(DISTINCT member) FROM invites")[0][0],
         pairs=pairs,
         asked=pairs.planned - pairs.pending - pairs.skipped + _waiting_again(ledger, is_running=is_running),
-        settled=ledger.read("SELECT count(*) FROM settled")[0][0],
+        settled=ledger.read(_SETTLED)[0][0],
         requests=int(facts.get("requests", 0)),
         planned_value=added(planned),
         expected_value=added(expected),

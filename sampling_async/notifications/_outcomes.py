@@ -350,27 +350,20 @@ class OutcomeLedger:
             and row.invited_at.timestamp() <= latest
         ]
 
-    async def settle(self, pairs: Iterable[PossibleInvite], since: datetime) -> Settlements:
+    @property
+    def store(self) -> SqlStore:
+        """The store of the ledger, not open."""
+        return self._store.copy()
+
+    async def settle(self, pairs: Iterable[PossibleInvite]) -> Settlements:
         """Return which of some unknown pairs have an invite, as the notifications of the store prove.
 
-            possible = possible_invites(Journal("night.journal").read_outcomes(), quotas.surveys)
-            found = await ledger.settle(possible, since=began)
+            possible = possible_invites(Journal("night.journal").read_outcomes(), quotas.surveys, since=began)
+            found = await ledger.settle(possible)
 
         Of a campaign, `Campaign.settle` does this. Nothing is written.
-
-        Args:
-            pairs: See `possible_invites`.
-            since: When the first unknown pair can have been requested: what came before proves nothing.
-
-        Raises:
-            InvalidRequestError: `since` has no time zone.
         """
-        moment = moment_of(since, "since")
-        return await in_thread(lambda: self.read_settlements(pairs, moment))
-
-    def read_settlements(self, pairs: Iterable[PossibleInvite], since: float) -> Settlements:
-        """Return what `settle` returns, in this thread. `since` is in seconds since 1970."""
-        return settle(self._store.copy(), pairs, since)
+        return await in_thread(settle, self.store, pairs)
 
     async def uninvited(self) -> list[OutcomeRow]:
         """Return the completes without an invite."""

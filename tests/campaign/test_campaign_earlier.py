@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -10,8 +12,10 @@ import pytest
 from attrs import evolve
 from campaign_kit import KINDS, all_of, campaign_of, locked, panel_table
 from cli_kit import lines, run, served_panel
+from notifications_kit import COMPLETION, SECRET, post
 
-from sampling_async import InvalidRequestError, ResultCode
+from sampling_async import InvalidRequestError, Invite, InviteOutcome, ResultCode
+from sampling_async.campaign import erase_from_ledger
 from sampling_async.matching import LiveIndex, Member
 from sampling_async.notifications import Inbox, OutcomeLedger
 from sampling_async.routing import SurveyRouter
@@ -181,10 +185,66 @@ async def test_a_store_knows_invites_ends_and_links(tmp_path, new_address):
     assert after.isdisjoint(held_by(others))  # by their ends
 
 
+async def test_a_service_that_names_the_original_survey_always_leaves_out_no_other_wave(sim, tmp_path):
+    store = tmp_path / "store.db"
+    async with Inbox(store, secrets=SECRET) as inbox, sim.client() as client:
+        surveys = (await client.get_quotas()).surveys
+        _, outcomes = await night(sim, client, tmp_path, "monday", inventory=surveys)
+        invited = [outcome for outcome in outcomes if outcome.invite]
+        for each in invited:
+            place = {"SurveyId": each.invite.survey_id, "WaveId": each.invite.wave_id, "QuotaID": each.quota_id}
+            fields = {**COMPLETION, **place, "UniqueCode": each.member_code}
+            fields["OriginalSurveyID"] = each.invite.survey_id
+            assert (await post(inbox, "completion", fields)).status == 200
+        next_wave = [evolve(each, wave_id=each.wave_id + 1) for each in surveys]
+        pairs = await planned(campaign_of(sim, client, tmp_path, inventory=next_wave, leave_out=[store]))
+    assert pairs & held_by(invited)
+
+
+@pytest.mark.parametrize("letter", ["m", "\u4e2d"])
+async def test_long_member_codes_are_known_again(sim, tmp_path, letter):
+    store, table = tmp_path / "store.db", panel_table(sim, 1)
+    code = letter * 300
+    table = table.set_column(table.schema.get_field_index("member_code"), "member_code", pa.array([code]))
+    waves = {each.survey_id: each.wave_id for each in sim.inventory.surveys}
+    async with sim.client() as client:
+        alone = await planned(campaign_of(sim, client, tmp_path, panel=table, ledger=tmp_path / "1"))
+        survey = min(survey for _, survey in alone)
+        invite = Invite(survey, waves[survey], 1, 1.0, "https://x", 5, 50)
+        await OutcomeLedger(store).invited([InviteOutcome(code, 1, "invited", invite)])
+        more = {"panel": table, "ledger": tmp_path / "2", "leave_out": [store]}
+        pairs = await planned(campaign_of(sim, client, tmp_path, **more))
+    assert pairs
+    assert (code, survey) not in pairs
+
+
+async def test_a_ledger_from_before_settling_is_left_out_reported_and_erased_from(sim, tmp_path):
+    async with sim.client() as client:
+        campaign, outcomes = await night(sim, client, tmp_path, "monday")
+        with closing(sqlite3.connect(campaign.ledger)) as database:
+            database.execute("DROP TABLE settled")
+        assert (await campaign.summary()).settled == 0
+        pairs = await planned(campaign_of(sim, client, tmp_path, leave_out=[campaign.ledger]))
+        assert pairs.isdisjoint(held_by(each for each in outcomes if each.invite))
+        assert erase_from_ledger(campaign.ledger, outcomes[0].member_code)
+
+
+async def test_a_night_that_is_away_is_said_and_one_that_was_never_planned_is_none(sim, tmp_path):
+    async with sim.client() as client:
+        await night(sim, client, tmp_path, "monday")
+        (tmp_path / "tuesday").mkdir()
+        (tmp_path / "tuesday" / "campaign.ledger").touch(mode=0o600)
+        (tmp_path / "notes.txt").touch()
+        assert await planned(campaign_of(sim, client, tmp_path, ledger=tmp_path / "1", leave_out=[tmp_path]))
+        (tmp_path / "wednesday").symlink_to(tmp_path / "away")
+        with pytest.raises(InvalidRequestError, match=r"leave_out: .*wednesday cannot be read: No such file"):
+            await campaign_of(sim, client, tmp_path, ledger=tmp_path / "2", leave_out=[tmp_path]).plan()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: folder / "missing", "is neither a store nor the folder of a campaign"),
+        (lambda folder: folder / "missing", "missing cannot be read: No such file or directory"),
         (lambda folder: folder, "holds no campaign: neither it nor a folder in it has one"),
     ],
 )
@@ -203,7 +263,7 @@ async def test_a_ledger_of_another_panel_is_refused(sim, tmp_path):
         surveys = (await client.get_quotas()).surveys
         campaign, _ = await night(sim, client, tmp_path, "monday", inventory=surveys)
         other = client.with_options(panel_guid="00000000-0000-4000-8000-00000000000a")
-        with pytest.raises(InvalidRequestError, match="is of another panel, whose members are others"):
+        with pytest.raises(InvalidRequestError, match="another service or panel, whose members are others"):
             await campaign_of(sim, other, tmp_path, inventory=surveys, leave_out=[campaign.ledger]).plan()
 
 
@@ -223,4 +283,6 @@ def test_the_command_leaves_out_nights_and_the_stores_that_it_is_given(tmp_path,
         assert by_default["Pairs"] < asked_not_to["Pairs"]
         wrong = run(*plan, "nights/6", "--leave-out", "nights/0")
         assert wrong.exit_code == 2
-        assert "is neither a store nor the folder of a campaign" in " ".join(wrong.stderr.split())
+        assert "nights/0 cannot be read: No such file or directory" in " ".join(wrong.stderr.split())
+        both = run(*plan, "nights/6", "--leave-out", "nights/1", "--leave-out", "None")
+        assert (both.exit_code, "or none alone" in both.stderr) == (2, True)

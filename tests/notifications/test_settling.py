@@ -16,7 +16,8 @@ from sampling_async.simulator import generate_inventory
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 INVITE = {**MEMBER}
-PAIR = PossibleInvite("m-1", 1100, 2401, 77, is_unknown=True)
+SINCE = NOW.timestamp()
+PAIR = PossibleInvite("m-1", 1100, 2401, 77, SINCE)
 
 
 def without(fields, *names):
@@ -24,7 +25,7 @@ def without(fields, *names):
 
 
 def pair(quota_id=1100, *, survey_id=2401, wave_id=77, is_unknown=True, member_code="m-1"):
-    return PossibleInvite(member_code, quota_id, survey_id, wave_id, is_unknown)
+    return PossibleInvite(member_code, quota_id, survey_id, wave_id, SINCE if is_unknown else None)
 
 
 @pytest.fixture
@@ -32,12 +33,12 @@ def path(new_address):
     return new_address()
 
 
-async def settled(path, pairs, *posts, since=NOW, now=NOW):
+async def settled(path, pairs, *posts, now=NOW):
     """Return what is found of pairs after some notifications, each with the kind of its URL."""
     async with Inbox(path, secrets=SECRET, clock=now.timestamp) as inbox:
         for kind, fields in posts:
             assert (await post(inbox, kind, fields)).status == 200
-    return await OutcomeLedger(path).settle(pairs, since)
+    return await OutcomeLedger(path).settle(pairs)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ async def test_what_fits_several_pairs_settles_none_and_is_counted(path, other):
     assert (found.settled, found.unclear) == ((), 1)
     # Another wave is another survey, unless the service does not name it.
     apart = [PAIR, pair(1101, wave_id=78)]
-    assert len((await OutcomeLedger(path).settle(apart, NOW)).settled) == 1
+    assert len((await OutcomeLedger(path).settle(apart)).settled) == 1
 
 
 async def test_a_quota_that_is_named_decides_between_pairs(path):
@@ -137,15 +138,10 @@ async def test_a_forged_notification_settles_nothing(path):
         assert (await post(inbox, "completion", COMPLETION)).status == 403
         assert (await post(inbox, "completion", {**COMPLETION, "EncryptedValue": "0" * 64})).status == 403
         assert (await post(inbox, "invite", INVITE, secret="guessed")).status != 200
-    assert (await OutcomeLedger(path).settle([PAIR], NOW)).settled == ()
+    assert (await OutcomeLedger(path).settle([PAIR])).settled == ()
 
 
-async def test_since_needs_a_zone(path):
-    with pytest.raises(ValueError, match="time zone"):
-        await OutcomeLedger(path).settle([PAIR], datetime(2026, 11, 22))  # noqa: DTZ001
-
-
-def test_possible_invites_are_the_invited_and_the_unknown_pairs_of_known_quotas():
+def test_possible_invites_are_the_invited_and_the_unknown_pairs():
     surveys = generate_inventory(1, surveys=2).surveys
     first, second = (each.quotas[0].quota_id for each in surveys)
     invite = Invite(9, 3, second, 1.0, "https://x", 5, 50)
@@ -156,10 +152,50 @@ def test_possible_invites_are_the_invited_and_the_unknown_pairs_of_known_quotas(
         InviteOutcome("d", first, "not_sent"),
         InviteOutcome("e", 1, "unknown"),
     ]
-    assert list(possible_invites(outcomes, surveys)) == [
-        PossibleInvite("a", first, surveys[0].survey_id, surveys[0].wave_id, is_unknown=True),
-        PossibleInvite("b", second, 9, 3, is_unknown=False),
+    assert list(possible_invites(outcomes, surveys, NOW)) == [
+        PossibleInvite("a", first, surveys[0].survey_id, surveys[0].wave_id, SINCE),
+        PossibleInvite("b", second, 9, 3),
+        PossibleInvite("e", 1, None, None, SINCE),
     ]
+    with pytest.raises(ValueError, match="time zone"):
+        list(possible_invites(outcomes, surveys, datetime(2026, 11, 22)))  # noqa: DTZ001
+
+
+async def test_a_pair_of_an_unknown_survey_is_not_settled_and_makes_others_unclear(path):
+    nowhere = PossibleInvite("m-1", 1101, None, None, SINCE)
+    found = await settled(path, [PAIR, nowhere], ("completion", without(COMPLETION, "QuotaID")))
+    assert (found.settled, found.still_unknown, found.unclear) == ((), 2, 1)
+    assert (await OutcomeLedger(path).settle([nowhere])).settled == ()
+
+
+ROUTED = {"SurveyId": 2401, "OriginalSurveyID": 5, "IsAutoRouted": True}
+
+
+@pytest.mark.parametrize(
+    "posts",
+    [
+        [("completion", {**COMPLETION, "OriginalSurveyID": "S-5", "IsAutoRouted": "perhaps"})],
+        [("completion", {**COMPLETION, "OriginalSurveyID": "5;6"})],
+        [("completion", {**COMPLETION, "IsAutoRouted": "perhaps"})],
+        [("completion", {**COMPLETION, "IsAutoRouted": True, "OriginalSurveyID": 2401})],
+        [("completion", {**COMPLETION, "QuotaID": "Q-1101"})],
+        [("invite", {**INVITE, "QuotaID": "x"})],
+        # Only one of the notifications about an end says from where the member came.
+        [("terminate", {**TERMINATE, **ROUTED}), ("completion", COMPLETION)],
+        [("completion", COMPLETION), ("completion", {**COMPLETION, **ROUTED, "Revenue": 75})],
+    ],
+)
+async def test_an_end_that_may_be_of_a_routed_member_settles_no_other_survey(path, posts):
+    held = pair(7, survey_id=5, wave_id=1, is_unknown=False)
+    assert (await settled(path, [PAIR, held], *posts)).settled == ()
+
+
+async def test_a_quota_in_two_waves_is_two_pairs(path):
+    earlier = Invite(2401, 76, 1100, 1.5, "https://x", 5, 50)
+    await OutcomeLedger(path).invited([InviteOutcome("m-1", 1100, "invited", earlier)])
+    evidence = without(COMPLETION, "WaveId")
+    assert (await settled(path, [PAIR], ("completion", evidence))).unclear == 1
+    assert len((await settled(path, [PAIR], ("invite", INVITE))).settled) == 1
 
 
 WORLD = st.lists(
