@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -43,13 +43,14 @@ _INVITES: Final = """
 SELECT id, at, fields FROM facts
 WHERE kind = 'invite' AND standing = 'stands' AND at >= {since!r} AND id <= {last} ORDER BY id
 """
-_UNCLEAR: Final = (
-    "INSERT INTO links (member, quota, survey, wave, state, asked, until, changed)"
-    " VALUES (?, ?, ?, ?, 'unclear', ?, ?, ?) ON CONFLICT (member, quota) DO NOTHING"
-)
-_INVITED: Final = (
-    "INSERT INTO invites (key, member, quota, survey, wave, invited) VALUES (?, ?, ?, ?, ?, ?)"
-    " ON CONFLICT (key) DO NOTHING"
+_INTO_INVITES: Final = ("invites (key, member, quota, survey, wave, invited)", "ON CONFLICT (key) DO NOTHING")
+# What was refused to another request may be an invite of this one.
+_INTO_LINKS: Final = (
+    "links (member, quota, survey, wave, state, asked, until, changed)",
+    (
+        "ON CONFLICT (member, quota) DO UPDATE SET state = 'unclear', asked = excluded.asked,"
+        " until = excluded.until, changed = excluded.changed, code = NULL WHERE links.state = 'refused'"
+    ),
 )
 _AT_ONCE: Final = 5_000
 _SLACK: Final = 3600.0  # seconds: the clocks of two hosts may be so far apart
@@ -159,28 +160,29 @@ def record(
     that were erased from the store are left out. It may block.
     """
     invites = (
-        (each.member_code, _INVITED, member_key(each.survey_id, each.wave_id, each.member_code), each[1:])
-        for each in made
+        (code, (member_key(survey, wave, code), member_text(code), quota, survey, wave, at))
+        for code, quota, survey, wave, at in made
     )
-    pairs = (
+    # One statement must not change a row twice.
+    pairs = {(each.member_code, each.quota_id): each for each in unknown}
+    links = (
         (
-            each.member_code,
-            _UNCLEAR,
-            None,
-            (each.quota_id, each.survey_id, each.wave_id, each.unknown_since, inf, now),
+            code,
+            (member_text(code), quota, each.survey_id, each.wave_id, "unclear", each.unknown_since, inf, now),
         )
-        for each in unknown
+        for (code, quota), each in pairs.items()
     )
-    rows = chain(invites, pairs)
-    while some := list(islice(rows, _AT_ONCE)):
-        run_once(store.copy(), partial(_enter, rows=some))
+    for (into, on_conflict), rows in ((_INTO_INVITES, invites), (_INTO_LINKS, links)):
+        while some := list(islice(rows, _AT_ONCE)):
+            run_once(store.copy(), partial(_insert, into=into, rows=some, on_conflict=on_conflict))
 
 
-def _enter(store: SqlStore, rows: Iterable[tuple[str, str, str | None, tuple[object, ...]]]) -> None:
+def _insert(
+    store: SqlStore, into: str, rows: Iterable[tuple[str, tuple[object, ...]]], on_conflict: str
+) -> None:
     erased = {member for (member,) in store.execute("SELECT member FROM erased")}
-    for code, statement, key, values in rows:
-        if not (erased and member_text(stand_in(code)) in erased):
-            store.run(statement, (*([] if key is None else [key]), member_text(code), *values))
+    values = [row for code, row in rows if not (erased and member_text(stand_in(code)) in erased)]
+    store.insert(into, values, on_conflict=on_conflict)
 
 
 def settle(store: SqlStore, pairs: Iterable[PossibleInvite]) -> Settlements:

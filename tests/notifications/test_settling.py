@@ -12,6 +12,8 @@ from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, post
 
 from sampling_async import Invite, InviteOutcome
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, PossibleInvite, possible_invites
+from sampling_async.notifications._settling import RecordedInvite, record
+from sampling_async.notifications._stores import run_once, store_of
 from sampling_async.simulator import generate_inventory
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -196,6 +198,23 @@ async def test_a_quota_in_two_waves_is_two_pairs(path):
     evidence = without(COMPLETION, "WaveId")
     assert (await settled(path, [PAIR], ("completion", evidence))).unclear == 1
     assert len((await settled(path, [PAIR], ("invite", INVITE))).settled) == 1
+
+
+async def test_what_is_recorded_as_unknown_is_left_out_by_routers_and_explains_for_others(path):
+    store = store_of(path)
+    refused = "INSERT INTO links (member, quota, survey, wave, state, asked, until, changed, code)"
+    await settled(path, [])
+    run_once(
+        store.copy(), lambda it: it.run(f"{refused} VALUES ('\"m-1\"', 1100, 2401, 77, 'refused', 1, 2, 3, 28)")
+    )
+    record(store, [], [PAIR, PAIR], SINCE)
+    assert len((await settled(path, [PAIR], ("invite", INVITE))).settled) == 1  # the pair itself
+    other = PossibleInvite("m-1", 1100, 2401, 77, SINCE + 1)
+    assert (await OutcomeLedger(path).settle([other])).settled == ()
+    made = RecordedInvite("m-2", 1100, 2401, 77, SINCE)
+    record(store, [made, made], [], SINCE)
+    (row,) = await OutcomeLedger(path).overdue(hours=0)
+    assert (row.member_code, row.invited_at) == ("m-2", NOW)
 
 
 WORLD = st.lists(
