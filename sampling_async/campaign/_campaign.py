@@ -220,7 +220,7 @@ class Campaign:
         inventory = self._inventory
         if inventory is None:
             inventory = await self._require_client().get_quotas()
-        notes, client = list[str](), self._client
+        notes: list[str] = []
         if isinstance(inventory, QuotaIndex | LiveIndex):
             # One state for all steps of the plan, which take a while: quotas close meanwhile.
             index = inventory.snapshot()
@@ -243,8 +243,14 @@ class Campaign:
             on_members=on_members,
             notes=notes,
             leave_out=self._leave_out,
-            owner=None if client is None else (str(client._base_url), client._panel_guid.lower()),  # noqa: SLF001
+            owner=self._owner,
         )
+
+    @property
+    def _owner(self) -> tuple[str, str] | None:
+        if (client := self._client) is None:
+            return None
+        return str(client._base_url), client._panel_guid.lower()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
     def _require_client(self) -> SamplingClient:
         if self._client is None:
@@ -358,10 +364,13 @@ class Campaign:
         def found(ledger: CampaignLedger) -> Settlements:
             return settle(store, possible_invites(ledger))
 
+        def written(ledger: CampaignLedger) -> None:
+            ledger.settle(settlements.settled)
+
         await self._reading(recorded)
         settlements = await self._reading(found)
         if settlements.settled:
-            await in_thread(with_ledger, self.ledger, lambda ledger: ledger.settle(settlements.settled))
+            await in_thread(with_ledger, self.ledger, written)
             await self._reading(recorded)
         return settlements
 

@@ -242,8 +242,8 @@ class CampaignLedger(LedgerFile):
         with self._writing() as database:
             lost = database.execute(IN_FLIGHT, (self.plan,)).fetchall()
             database.executemany(
-                "UPDATE pairs SET state = 'unknown', reason = ?, due = (SELECT max(began) FROM runs)"
-                " WHERE member = ? AND quota = ? AND plan = ?",
+                "UPDATE pairs SET state = 'unknown', reason = ?,"
+                " due = (SELECT coalesce(max(began), 0) FROM runs) WHERE member = ? AND quota = ? AND plan = ?",
                 [(KILLED, member, quota, self.plan) for member, quota in lost],
             )
             database.execute("DELETE FROM requests")

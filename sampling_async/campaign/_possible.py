@@ -37,7 +37,7 @@ WHERE m.code NOT LIKE 'erased-________________'
 def possible_invites(ledger: CampaignLedger) -> Iterator[PossibleInvite]:
     """Yield the pairs that have an invite, or may have one, of members with a pair that is unknown."""
     # What a run that was killed had in flight is unknown, also before the next run notes that.
-    lost = "NULL" if ledger.is_running() else "(SELECT max(began) FROM runs)"
+    lost = "NULL" if ledger.is_running() else "(SELECT coalesce(max(began), 0.0) FROM runs)"
     yield from (PossibleInvite(*row) for row in ledger.read(_POSSIBLE.format(lost=lost), ledger.plan))
 
 
