@@ -90,8 +90,8 @@ async def _campaign(fault: Fault, seed: int, members: int) -> tuple[int, int, in
 
 
 async def _drawn(random: Random, count: int) -> tuple[int, int, int, int, int]:
-    """Return drawn pairs, those settled wrongly, unclear ones, lost invites that are told, and settled ones."""
-    pairs, posts, told, invites = list[PossibleInvite](), dict[str, list[Any]](), set[Any](), set[Any]()
+    """Return drawn pairs, those settled wrongly, unclear ones, lost invites that are reported, and settled."""
+    pairs, posts, reported, invites = list[PossibleInvite](), dict[str, list[Any]](), set[Any](), set[Any]()
     member, since = 0, NOW.timestamp()
     while len(pairs) < count:
         member += 1
@@ -102,10 +102,10 @@ async def _drawn(random: Random, count: int) -> tuple[int, int, int, int, int]:
             if is_made:
                 invites.add((code, quota_id))
                 if random.random() < 0.8:
-                    kind, fields = _told(random, code, survey_id, wave_id, quota_id)
+                    kind, fields = _report(random, code, survey_id, wave_id, quota_id)
                     posts.setdefault(kind, []).append(fields)
                     if is_lost:
-                        told.add((code, quota_id))
+                        reported.add((code, quota_id))
             if is_made or is_lost:
                 pairs.append(PossibleInvite(code, quota_id, survey_id, wave_id, since if is_lost else None))
     with tempfile.TemporaryDirectory() as name:
@@ -119,11 +119,11 @@ async def _drawn(random: Random, count: int) -> tuple[int, int, int, int, int]:
                     assert response.status == 200, response
         found = await OutcomeLedger(store).settle(pairs)
     settled = {(each.member_code, each.quota_id) for each in found.settled}
-    return len(pairs), len(settled - invites), found.unclear, len(told), len(settled & told)
+    return len(pairs), len(settled - invites), found.unclear, len(reported), len(settled & reported)
 
 
-def _told(random: Random, code: str, survey_id: int, wave_id: int, quota: int) -> tuple[str, dict[str, Any]]:
-    """Return how an invite or its end is told: with quota and wave or without, or of a routed member."""
+def _report(random: Random, code: str, survey_id: int, wave_id: int, quota: int) -> tuple[str, dict[str, Any]]:
+    """Return how an invite or its end is reported: with quota and wave or without, or of a routed member."""
     fields: dict[str, Any] = {"UniqueCode": code, "SurveyId": survey_id, "WaveId": wave_id, "QuotaID": quota}
     for name in ("WaveId", "QuotaID"):
         if random.random() < 0.25:

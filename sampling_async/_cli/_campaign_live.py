@@ -246,8 +246,7 @@ class ShownRun:
         write = partial(campaign.write, self.folder, **file_options(self.folder, self.settings))
         try:
             outcomes = ledger_of_outcomes(self.settings)
-            if outcomes is not None:
-                await settle(campaign, outcomes)
+            await settle(campaign, outcomes)
             return await write(outcomes=outcomes)
         except StoreError as exc:
             show.note(f"The files are without completes and revenue: {exc}")
@@ -286,10 +285,11 @@ def ledger_of_outcomes(settings: Settings) -> OutcomeLedger | None:
     return None if settings.notifications is None else OutcomeLedger(existing_store(settings.notifications))
 
 
-async def settle(campaign: Campaign, outcomes: OutcomeLedger) -> None:
-    """Record invites in a store, and settle unknown pairs by it, if ledger and store can be written."""
+async def settle(campaign: Campaign, outcomes: OutcomeLedger | None) -> None:
+    """Record invites in a store, if there is one, and settle unknown pairs by it, if both can be written."""
     try:
-        await campaign.settle(outcomes)
+        if outcomes is not None:
+            await campaign.settle(outcomes)
     except (LedgerError, StoreError) as exc:
         show.note(f"Invites are not recorded, and unknown pairs not settled: {exc}")
 

@@ -349,8 +349,7 @@ def write_report(folder: Path, out: Path, given: Settings) -> None:
     settings = given.over(_saved_of(folder))
     campaign = Campaign(None, ledger=folder / LEDGER_NAME)
     outcomes = ledger_of_outcomes(settings)
-    if outcomes is not None:
-        anyio.run(settle, campaign, outcomes)
+    anyio.run(settle, campaign, outcomes)
     write = partial(campaign.write, out, **file_options(folder, settings), outcomes=outcomes)
     summary = anyio.run(write)
     for text in filter(None, (view.ends_text(summary), summary.unknown_in_words)):

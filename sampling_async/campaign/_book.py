@@ -167,7 +167,15 @@ class Book:
 
     # --- After a request
 
-    def record(self, member: DueMember, outcomes: Iterable[InviteOutcome], now: float, notes: Notes) -> None:
+    def record(
+        self,
+        member: DueMember,
+        outcomes: Iterable[InviteOutcome],
+        now: float,
+        notes: Notes,
+        *,
+        requested: float = 0.0,
+    ) -> None:
         """Record outcomes of a member, and note what they change. New pairs are for the member's next turn."""
         for outcome in outcomes:
             if not self.put_back(member, outcome.quota_id):  # given twice
@@ -181,7 +189,7 @@ class Book:
             elif outcome.status == "unknown":
                 # It may be an invite.
                 self.spent += self._places[outcome.quota_id].quota.cost
-                self._close(member, outcome, notes)
+                self._close(member, outcome, notes, due=requested)
             else:
                 self._refused(member, outcome, notes, now)
 
@@ -197,11 +205,11 @@ class Book:
             MadeInvite(member.id, outcome.quota_id, *survey, invite.url, *amounts, invite.loi, invite.ir, now)
         )
 
-    def _close(self, member: DueMember, outcome: InviteOutcome, notes: Notes) -> None:
+    def _close(self, member: DueMember, outcome: InviteOutcome, notes: Notes, *, due: float = 0.0) -> None:
         self._end(outcome.quota_id, outcome.status)
         tries = member.tries.get(outcome.quota_id, 0) + 1
         state, code, reason = outcome.status, outcome.result_code, _reason_of(outcome)
-        notes.ends.append(PairEnd(state, code, reason, member.turn, tries, 0.0, member.id, outcome.quota_id))
+        notes.ends.append(PairEnd(state, code, reason, member.turn, tries, due, member.id, outcome.quota_id))
 
     def _refused(self, member: DueMember, outcome: InviteOutcome, notes: Notes, now: float) -> None:
         rule = rule_for(self._rules, outcome.result_code)

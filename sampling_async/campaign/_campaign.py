@@ -25,7 +25,7 @@ from sampling_async.campaign._files import check_partitions, stream_of_pairs, wr
 from sampling_async.campaign._ledger import CampaignLedger, with_ledger
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Plan, Planner, plan_of
-from sampling_async.campaign._possible import made_invites, possible_invites
+from sampling_async.campaign._possible import made_invites, possible_invites, settled_invites
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching import Allocate, LiveIndex, QuotaIndex
@@ -366,12 +366,12 @@ class Campaign:
 
         def written(ledger: CampaignLedger) -> None:
             ledger.settle(settlements.settled)
+            record(store, settled_invites(ledger), (), self._wall_clock())
 
         await self._reading(recorded)
         settlements = await self._reading(found)
         if settlements.settled:
             await in_thread(with_ledger, self.ledger, written)
-            await self._reading(recorded)
         return settlements
 
     async def invites(self) -> AsyncIterator[InviteOutcome]:

@@ -121,8 +121,8 @@ def _in_store(store: SqlStore, rules: Mapping[int, Rule]) -> Iterator[tuple[str,
                     yield json.loads(member), survey, wave
 
 
-def long_code(code: str) -> str:
-    """Return what a store has in place of a member code: a hash, if it is very long."""
+def stored_code(code: str) -> str:
+    """Return a member code as a store has it: of a very long one, a hash."""
     found: str = json.loads(member_text(code)) if len(code) > _LONG else code
     return found
 

@@ -24,7 +24,7 @@ from sampling_async._contract.currencies import (
 )
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.lessons import Rule
-from sampling_async.campaign._earlier import held_in, is_final, long_code
+from sampling_async.campaign._earlier import held_in, is_final, stored_code
 from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
@@ -268,12 +268,12 @@ class Planner:
     # --- What members got before
 
     def _held(self, ledger: CampaignLedger, *, is_top_up: bool) -> dict[str, set[int]]:
-        """Return the surveys that must not be requested again for each member."""
+        """Return the surveys that must not be requested again for each member, by its `stored_code`."""
         surveys: dict[str, set[int]] = {}
         if is_top_up:
             for code, survey_id, _, state, result_code in ledger.delivered():
                 if is_final(self.rules, state, result_code):
-                    surveys.setdefault(code, set()).add(survey_id)
+                    surveys.setdefault(stored_code(code), set()).add(survey_id)
         if self.leave_out:
             waves: dict[int, set[int]] = {}
             for target in self.index.quota_ids.targets():
@@ -282,7 +282,7 @@ class Planner:
             for code, survey_id, wave_id in chain.from_iterable(map(known, self.leave_out)):
                 # Another wave is another survey; 0 stands for any.
                 if survey_id in waves and (not wave_id or wave_id in waves[survey_id]):
-                    surveys.setdefault(code, set()).add(survey_id)
+                    surveys.setdefault(stored_code(code), set()).add(survey_id)
         return surveys
 
     def _topped_up(self, ledger: CampaignLedger, allocate: Allocate, since: float) -> Allocate:
@@ -440,7 +440,7 @@ def _offered_less(batch: Any, surveys: Mapping[str, set[int]], left: Mapping[str
     given = zip(codes, values(EXCLUDED), values(INVITES_LEFT), strict=True)
     excluded, invites = list[list[int]](), list[int | None]()
     for code, had, most in given:
-        excluded.append(sorted({*(had or ()), *surveys.get(code, ()), *surveys.get(long_code(code), ())}))
+        excluded.append(sorted({*(had or ()), *surveys.get(stored_code(code), ())}))
         invites.append(min((each for each in (most, left.get(code)) if each is not None), default=None))
     new = {EXCLUDED: pa.array(excluded, pa.list_(pa.int64())), INVITES_LEFT: pa.array(invites, pa.int64())}
     # By place: of the columns that matching does not need, several may have the same name.

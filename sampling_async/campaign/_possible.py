@@ -28,7 +28,9 @@ WHERE h.member IN (SELECT member FROM held WHERE since IS NOT NULL)
 _MADE: Final = """
 SELECT m.code, i.quota, i.survey, i.wave, i.at FROM invites AS i JOIN members AS m ON m.id = i.member
 WHERE NOT (i.url = '' AND m.code LIKE 'erased-%')
-UNION ALL SELECT m.code, s.quota, q.survey, q.wave, s.at
+"""
+_SETTLED: Final = """
+SELECT m.code, s.quota, q.survey, q.wave, s.at
 FROM settled AS s JOIN members AS m ON m.id = s.member JOIN quotas AS q ON q.id = s.quota
 WHERE m.code NOT LIKE 'erased-________________'
 """
@@ -42,5 +44,11 @@ def possible_invites(ledger: CampaignLedger) -> Iterator[PossibleInvite]:
 
 
 def made_invites(ledger: CampaignLedger) -> Iterator[RecordedInvite]:
-    """Yield the invites, settled ones included."""
-    return map(RecordedInvite._make, chain.from_iterable(ledger.read_on(_MADE)))
+    """Return the invites, settled ones included."""
+    answered = map(RecordedInvite._make, chain.from_iterable(ledger.read_on(_MADE)))
+    return chain(answered, settled_invites(ledger))
+
+
+def settled_invites(ledger: CampaignLedger) -> Iterator[RecordedInvite]:
+    """Return the invites that notifications have proven."""
+    return map(RecordedInvite._make, chain.from_iterable(ledger.read_on(_SETTLED)))

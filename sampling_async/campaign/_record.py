@@ -121,12 +121,9 @@ class LedgerRecord:
                     self._book.put_back(member, each.quota_id)
             outcomes = [each for each in outcomes if each.status != "not_sent"]
         before = len(notes.ends)
-        self._book.record(member, outcomes, now, notes)
+        self._book.record(member, outcomes, now, notes, requested=now - latency)
         if not member.waiting:
             del self._members[member.code]
-        for at, end in enumerate(notes.ends[before:], before):
-            if end.state == "unknown":
-                notes.ends[at] = end._replace(due=now - latency)
         states = [end.state for end in notes.ends[before:]]
         self.moments.add(
             now,

@@ -230,7 +230,7 @@ class _Judge:
     def __init__(self, pairs: Iterable[PossibleInvite]) -> None:
         self._pairs: dict[str, dict[tuple[int, int | None, int | None], PossibleInvite]] = {}
         self._settled: dict[tuple[str, int], SettledPair] = {}
-        self._unclear = 0
+        self._unknown = self._unclear = 0
         self.since: dict[str, float] = {}
         for pair in pairs:
             known = self._pairs.setdefault(pair.member_code, {})
@@ -242,9 +242,7 @@ class _Judge:
             times = [pair.unknown_since for pair in known.values() if pair.unknown_since is not None]
             if times:
                 self.since[code] = min(times)
-        self._unknown = sum(
-            pair.unknown_since is not None for code in self.since for pair in self._pairs[code].values()
-        )
+                self._unknown += len(times)
 
     def add_known(self, code: str, quota_id: int, survey_id: int, wave_id: int, asked: float | None) -> None:
         """Add what the store knows of a member: an invite, or a link that may be one."""
@@ -313,20 +311,19 @@ def _ends(rows: Iterable[tuple[Any, ...]]) -> Iterator[_Evidence]:
         found = [(row, *_read(Kind(row[3]), json.loads(row[5]))) for row in group]
         ends = [record for _, record, _ in found if isinstance(record, Completion | Terminate)]
         # Only one of several notifications about an end may say that the member was routed.
-        origins = {end.original_survey_id for end in ends} - {None}
+        origins = {end.original_survey_id for end in ends if end.original_survey_id is not None}
         was_routed = any(end.is_auto_routed for end in ends)
         if not ends or not all(_is_readable(named) for _, _, named in found) or len(origins) > 1:
             continue
-        survey_id = ends[0].survey_id
-        origin = next(iter(origins), None)
-        if was_routed and origin in (None, survey_id):
+        origin = next(iter(origins), ends[0].survey_id)
+        is_elsewhere = origin != ends[0].survey_id
+        if was_routed and not is_elsewhere:
             continue  # nobody says from where
         for (_, number, at, _, stands, _), record, named in found:
             if stands and isinstance(record, Completion | Terminate):
                 # Of a routed member, the wave is that of the survey in which it ended.
-                is_plain = origin in (None, survey_id)
-                wave_id = record.wave_id if is_plain and named.has_wave else None
-                yield _Evidence(number, at, record, survey_id if origin is None else origin, wave_id)
+                wave_id = record.wave_id if named.has_wave and not is_elsewhere else None
+                yield _Evidence(number, at, record, origin, wave_id)
 
 
 def _read(kind: Kind, fields: Mapping[str, Any]) -> tuple[object, FieldReader]:
