@@ -15,7 +15,7 @@ from psycopg.types.numeric import FloatDumper, Int8Dumper
 from sampling_async.notifications._facts import StoreConflictError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 _EXTRA_SECONDS: Final = 2.0  # the server ends a statement by itself before
@@ -73,6 +73,12 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         cursor = self.execute(_translated(query), values)
         self.commit_begun()
         return cursor
+
+    def copy_in(self, into: str, rows: Iterable[Sequence[object]]) -> None:
+        """Insert rows into columns of a table, inside a transaction."""
+        with self.cursor() as cursor, cursor.copy(f"COPY {into} FROM STDIN".encode()) as copy:
+            for row in rows:
+                copy.write_row(row)
 
     def begin(self) -> None:
         """Begin a transaction."""
