@@ -219,7 +219,7 @@ class SqlStore(ABC):
         known, left = set[str](), list(keys)
         while left:
             # The last key again, up to one of few sizes: one statement for all, that stays compiled.
-            size = min(1 << (len(left) - 1).bit_length(), MOST_ROWS)
+            size = min(1 << (len(left) - 1).bit_length(), 2 * MOST_ROWS)
             part, left = left[:size], left[size:]
             part += part[-1:] * (size - len(part))
             # Each key is looked up in the index. With IN, PostgreSQL reads the whole table until it has counted
