@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 import anyio
 from attrs import evolve
 
+from sampling_async._bulk.clicks import ClickInvites
 from sampling_async._bulk.inputs import AnyIterable, readable
 from sampling_async._bulk.invites import Inviter
 from sampling_async._bulk.options import BULK, BulkOptions, asked_pairs, options_of, total_of
@@ -40,13 +41,13 @@ from sampling_async._contract.records import safe_repr
 from sampling_async._journal.run import Recorder, Replay
 from sampling_async._json.converter import warm_up
 from sampling_async._log import follow_environment
-from sampling_async._pacing.gate import Gate, Permit, PermitToBegin
+from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.loops import loop_clock
 from sampling_async._pacing.outage import Away, Outage
 from sampling_async._pacing.patience import OutagePolicy
 from sampling_async._pacing.turns import Lane
 from sampling_async._protocol import requests
-from sampling_async._protocol.requests import MAX_QUOTA_IDS, Chunk, InviteRequest, member_code_of, quota_id_of
+from sampling_async._protocol.requests import MAX_QUOTA_IDS, InviteRequest, member_code_of, quota_id_of
 from sampling_async._snapshot import Connections, Snapshot
 from sampling_async._telemetry.providers import telemetry_of
 from sampling_async._wire.address import (
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
     from sampling_async._journal.journal import Journal
     from sampling_async._pacing.latency import Percentiles
     from sampling_async._profiles.record import PanelProfile
-    from sampling_async._protocol.results import BulkInviteResult, InviteOutcome
+    from sampling_async._protocol.results import BulkInviteResult
     from sampling_async._telemetry.otel import Telemetry
     from sampling_async._watch.watch import QuotaWatch
     from sampling_async._wire.clients import Transport
@@ -718,28 +719,11 @@ class SamplingClient:
         async with self._stream(self._inviter(), source, options, len(request.quota_ids)) as stream:
             return await stream.result(request, began)
 
-    def for_clicks(self) -> Self:
-        """Return a client for `ask_at_once`: it does not wait in an outage, and sends nothing twice."""
+    def _for_clicks(self) -> ClickInvites:
+        """Return the requests for members who wait: in no outage, and not again what may have worked."""
         once = evolve(self._retry_policy, retry_ambiguous=False) if self._retry_policy.retry_ambiguous else None
-        return self.with_options(outage=OutagePolicy(patience=0), retry=once)
-
-    def count_unused(self, invites: int) -> None:
-        """Count invites that wait for a click, or fewer again; for other parts of this package."""
-        self._caller.feedback.unused += invites
-
-    async def ask_at_once(
-        self, member_code: Text, quota_ids: Iterable[int], *, within: float, late: float
-    ) -> tuple[InviteOutcome, ...]:
-        """Request invites for a member who waits, in one request; for other parts of this package.
-
-        It goes before all bulks, as `generate_invite` does. It is sent within so many seconds, or not at all.
-        Its response may be `late` by some seconds more.
-        """
-        request = InviteRequest(member_code, quota_ids)
-        until, lane = self._until(within), self._gate.kind(BULK).interactive
-        permit = PermitToBegin(self._gate, lane, until, until + late)
-        chunk = Chunk(request.member_code, request.quota_ids[:MAX_QUOTA_IDS])
-        return await self._inviter().ask_alone(chunk, permit, self._session.until_closed())
+        view = self.with_options(outage=OutagePolicy(patience=0), retry=once)
+        return ClickInvites(view._inviter, view._gate, view._session.until_closed, view._caller.feedback)
 
     def stream_bulk_invite(
         self,

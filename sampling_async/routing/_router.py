@@ -132,7 +132,7 @@ class SurveyRouter(BackgroundService):
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             store = Path(folder) / "links.db"
         opened = store_of(store).copy()
-        self._client = client.for_clicks()
+        self._invites = client._for_clicks()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         self._live = live
         self._caps = caps or Caps()
         self._clock = clock
@@ -270,7 +270,7 @@ class SurveyRouter(BackgroundService):
             self._counts["repeats"] += is_repeat
             if (member.member_code, flight.quota_id) in self._spare:
                 del self._spare[member.member_code, flight.quota_id]
-                self._client.count_unused(-1)
+                self._invites.count_unused(-1)
             enter = partial(self.entered, member.member_code, flight.quota_id)
         return Route(
             status=status,
@@ -398,7 +398,7 @@ class SurveyRouter(BackgroundService):
             flight.asked += len(asked)
             self._counts["asked"] += len(asked)
             quota_ids = [offer.quota_id for offer in asked]
-            outcomes = await self._client.ask_at_once(code, quota_ids, within=left, late=_LATE_SECONDS)
+            outcomes = await self._invites.request(code, quota_ids, within=left, late=_LATE_SECONDS)
         found = {outcome.quota_id: outcome for outcome in outcomes}
         settled = [self._settlement(offer, found.get(offer.quota_id)) for offer in asked]
         answered = [each for each in settled if each.state in {"invited", "refused"}]
@@ -409,7 +409,7 @@ class SurveyRouter(BackgroundService):
             if each.invite is not None:
                 self._counts["invited"] += 1
                 self._spare[code, each.offer.quota_id] = None
-                self._client.count_unused(1)
+                self._invites.count_unused(1)
             else:
                 self._close(each)
         _shorten(self._spare)

@@ -41,9 +41,6 @@ ASYNC = sampling_async.SamplingClient
 # What is not there, each with the reason; docs/howto/scripts.md says so too.
 NOT_BLOCKING = {
     "aclose": "is close()",
-    "ask_at_once": "is for other parts of the package",
-    "count_unused": "is for other parts of the package",
-    "for_clicks": "likewise",
     "watch_quotas": "is for services that answer from memory; a script calls get_quotas() again",
 }
 
