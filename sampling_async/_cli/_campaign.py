@@ -113,6 +113,11 @@ class Settings:
         "campaign or of several, or a store; can be given several times. Default: the stores of "
         "--notifications and --rates-from; `none` for nothing.",
     )
+    share_room: str | None = _of_plan(
+        "FILE|ADDRESS",
+        "The store in which campaigns of several panels on one service note the room of quotas that they hold: "
+        "the plan leaves that to them. It may be that of --notifications.",
+    )
     currency_rates: Path | None = _of_plan("FILE", RATES_HELP)
     cost: float | None = _of_plan("X", "What an invite costs you. Default: 0.", min=0)
     watch: float | None = _of_run(

@@ -253,7 +253,13 @@ class ShownRun:
             return await write()
 
     def _campaign(self, client: SamplingClient, live: LiveIndex | None = None) -> Campaign:
-        return Campaign(client, inventory=live, ledger=self.ledger, max_turns=self.settings.max_turns or 3)
+        return Campaign(
+            client,
+            inventory=live,
+            ledger=self.ledger,
+            share_room=self.settings.share_room,
+            max_turns=self.settings.max_turns or 3,
+        )
 
     def _stop(self, run: CampaignRun) -> None:
         """After a signal, send no more requests; wait some seconds for those in flight."""

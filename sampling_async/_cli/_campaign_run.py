@@ -21,7 +21,7 @@ from sampling_async._cli._campaign_live import ShownRun, file_options, ledger_of
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import read_rates
 from sampling_async._cli._panel_files import read_inventory
-from sampling_async._cli._stores import existing_store
+from sampling_async._cli._stores import existing_store, is_new
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._contract.checks import count_of
 from sampling_async.campaign import Campaign, Limits, Plan, compare
@@ -133,7 +133,8 @@ class CampaignJob:
         values: dict[str, Any] = asdict(self.given) | {"panel": panel}
         for name in ("bands", "currency_rates"):
             values[name] = values[name] and values[name].absolute()
-        for name, is_other in (("panel", is_query), ("notifications", is_dsn), ("rates_from", is_dsn)):
+        stores = dict.fromkeys(("notifications", "rates_from", "share_room"), is_dsn)
+        for name, is_other in {"panel": is_query, **stores}.items():
             if values[name] is not None and not is_other(values[name]):
                 values[name] = str(Path(values[name]).absolute())
         earlier = [NONE if each.casefold() == NONE else each.strip() for each in values["leave_out"] or ()]
@@ -158,6 +159,7 @@ class CampaignJob:
             kinds=match.kinds(None if is_query(settings.panel) else Path(settings.panel)),
             policy=match.policy,
             leave_out=settings.earlier,
+            share_room=settings.share_room,
             workers=match.processes,
         )
         if self.options.inventory is None or not self.options.dry_run:
@@ -279,6 +281,11 @@ def _checked(settings: Settings) -> Settings:
         if settings.rate not in (None, DEFAULTS.rate):
             raise InvalidRequestError("--rate and --rates-from are two sources of one number: give one of them")
         _require_saveable("--rates-from", settings.rates_from)
+    if settings.share_room is not None:
+        if is_new(settings.share_room):
+            show.note(f"{settings.share_room} is new: no other campaign shares its room yet.")
+        else:
+            _require_saveable("--share-room", settings.share_room)
     for each in filter(is_dsn, settings.leave_out or ()):
         _require_saveable("--leave-out", each)
     # The file of rates is only needed for a plan: a campaign goes on without it.

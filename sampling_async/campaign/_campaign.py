@@ -26,11 +26,13 @@ from sampling_async.campaign._ledger import CampaignLedger, with_ledger
 from sampling_async.campaign._limits import Limits
 from sampling_async.campaign._planning import Plan, Planner, plan_of
 from sampling_async.campaign._possible import made_invites, possible_invites, settled_invites
+from sampling_async.campaign._rooms import SharedRoom
 from sampling_async.campaign._run import CampaignRun
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching import Allocate, LiveIndex, QuotaIndex
 from sampling_async.matching._index import require_kinds_and_policy
 from sampling_async.notifications._settling import record, settle
+from sampling_async.notifications._stores import store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -107,6 +109,9 @@ class Campaign:
         leave_out: Earlier nights: the folders of campaigns (or one that holds such folders), their ledgers, and
             stores of notifications, outcomes and links. What a member holds, took, or was refused for good
             there is not planned again. Another wave of a survey is, unless both waves are open.
+        share_room: A store that campaigns of several panels on one service share. A plan leaves to others the
+            room of quotas that they hold there, and takes what it needs itself. It gives back what it does not
+            use when a run ends; a campaign whose run was killed, or that is not run, holds its room for a day.
         workers: How many processes match the panel.
         max_turns: The most requests for one member. Those after the first replace refused quotas.
         retry_seconds: After a technical error, the seconds until the pair is requested again.
@@ -132,6 +137,7 @@ class Campaign:
         kinds: QuestionKinds | None = None,
         policy: MatchPolicy | None = None,
         leave_out: Sequence[AnyStore] | None = None,
+        share_room: AnyStore | None = None,
         workers: int = 1,
         max_turns: int = 3,
         retry_seconds: float = 60.0,
@@ -157,6 +163,9 @@ class Campaign:
         self._kinds, self._policy = kinds, policy
         require_instance(leave_out, list | tuple | None, "leave_out", "a list of paths and stores")
         self._leave_out = tuple(leave_out or ())
+        if share_room is not None:
+            store_of(share_room)  # a bad address is refused here
+        self._share_room = share_room
         self._workers = whole_number(workers, "workers")
         self._max_turns = whole_number(max_turns, "max_turns")
         self._retry_seconds = number_above_0(retry_seconds, "retry_seconds", "seconds")
@@ -252,6 +261,13 @@ class Campaign:
             return None
         return str(client._base_url), client._panel_guid.lower()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
+    def _rooms(self, ledger: CampaignLedger) -> SharedRoom | None:
+        if self._share_room is None:
+            return None
+        if self._owner is None:
+            raise InvalidRequestError("share_room needs a client: it says on which service the quotas are")
+        return SharedRoom.of(ledger, self._share_room, self._owner[0])
+
     def _require_client(self) -> SamplingClient:
         if self._client is None:
             raise InvalidRequestError("this campaign has no client, so it cannot ask the service")
@@ -274,7 +290,10 @@ class Campaign:
             # Another process may have planned since we looked, and may even have requested some pairs.
             if not ledger.plan or open_seconds is not None:
                 limits = self._limits if open_seconds is None else None
-                planner.plan(ledger, wanted, now=self._wall_clock(), open_seconds=open_seconds, limits=limits)
+                rooms, now = self._rooms(ledger), self._wall_clock()
+                planner.plan_beside_others(
+                    rooms, ledger, wanted, now=now, open_seconds=open_seconds, limits=limits
+                )
             found = plan_of(ledger)
         finally:
             # A file without a plan is of no use.
@@ -297,6 +316,7 @@ class Campaign:
             CampaignLedger(self.ledger),
             self._rules,
             is_open=is_open,
+            rooms=self._rooms,
             max_turns=self._max_turns,
             retry_seconds=self._retry_seconds,
             wall_clock=self._wall_clock,

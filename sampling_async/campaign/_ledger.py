@@ -469,6 +469,10 @@ class Planning:
             zip(*columns, strict=True),
         )
 
+    def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return the rows of a query, with what is written here."""
+        return self._database.execute(query, values).fetchall()
+
     def invited(self) -> int:
         query = f"SELECT count(*) FROM pairs WHERE {INVITED}"  # noqa: S608  a constant
         return int(self._database.execute(query).fetchone()[0])

@@ -26,6 +26,7 @@ from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.lessons import Rule
 from sampling_async.campaign._earlier import held_in, is_final, stored_code
 from sampling_async.campaign._ledger_file import PlannedQuota
+from sampling_async.campaign._rooms import RoomTakenError
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import arrow, pa, settled
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async.campaign._ledger import CampaignLedger, Planning
     from sampling_async.campaign._limits import Limits
+    from sampling_async.campaign._rooms import SharedRoom
 
 Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | float"
 """What an invite costs you: one number, by quota ID, or a function of the `Survey` and the `Quota`."""
@@ -129,6 +131,24 @@ class Planner:
     notes: Sequence[str]  # of what was left out before
     leave_out: Sequence[AnyStore] = ()  # what members got in earlier nights is not planned
     owner: tuple[str, str] | None = None  # the service and panel of the client; None without one
+    taken: Mapping[int, int] = field(factory=dict[int, int])  # room that other campaigns hold, by quota
+
+    def plan_beside_others(
+        self, rooms: SharedRoom | None, ledger: CampaignLedger, wanted: CancelFlag, *, now: float, **more: Any
+    ) -> None:
+        """Write a plan for the room that other campaigns leave, and take that room."""
+        if rooms is None:
+            self.plan(ledger, wanted, now=now, **more)
+            return
+        while True:
+            taken = rooms.of_others(now)
+            try:
+                take = partial(rooms.take, now=now, seen=taken)
+                evolve(self, taken=taken).plan(ledger, wanted, now=now, take=take, **more)
+            except RoomTakenError:
+                wanted.check()
+            else:
+                return
 
     def plan(
         self,
@@ -138,8 +158,12 @@ class Planner:
         now: float,
         open_seconds: float | None = None,
         limits: Limits | None = None,
+        take: Callable[[Planning], object] | None = None,
     ) -> None:
-        """Write a plan; for a top-up, `open_seconds` is how long an invite may still end in a complete."""
+        """Write a plan; for a top-up, `open_seconds` is how long an invite may still end in a complete.
+
+        `take` is called with the plan before it is there: if it raises, there is none.
+        """
         allocate, left = self.allocate, dict[str, int]()
         if allocate.counts_prices_alike(self._currencies):
             allocate = evolve(allocate, currency_rates=PLACES_ALONE)  # said in the plan, so not logged too
@@ -149,7 +173,9 @@ class Planner:
         if open_seconds is not None:
             since, most = now - open_seconds, allocate.per_member
             left = {code: max(0, most - count) for code, count in ledger.open_of_members(since)}
-            allocate = self._topped_up(ledger, allocate, since)
+            allocate = self._room_left(allocate, ledger.open_invites(since))
+        if self.taken:
+            allocate = self._room_left(allocate, list(self._taken_here()))
         held = self._held(ledger, is_top_up=open_seconds is not None)
         matcher = PanelMatcher(self.index, allocate)
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
@@ -176,6 +202,8 @@ class Planner:
                     # Together with the plan: a run must never find the one without the other.
                     planning.note(limits=limits.to_json())
                 wanted.check()
+                if take is not None:
+                    take(planning)
 
     def _write(
         self,
@@ -249,6 +277,11 @@ class Planner:
 
     def _warnings(self, source: _ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
         yield from self.notes
+        if taken := [count for _, _, count in self._taken_here()]:
+            yield (
+                f"other campaigns hold room for {count_of(sum(taken), 'pair')} in"
+                f" {count_of(len(taken), 'quota')} of this inventory; it was left to them"
+            )
         if self.allocate.counts_prices_alike(self._currencies):
             yield not_compared(self._currencies)
         missing = _missing_questions(source, matcher)
@@ -285,11 +318,17 @@ class Planner:
                     surveys.setdefault(stored_code(code), set()).add(survey_id)
         return surveys
 
-    def _topped_up(self, ledger: CampaignLedger, allocate: Allocate, since: float) -> Allocate:
-        """Return the allocation with the room that invites leave which are still open."""
+    def _taken_here(self) -> Iterator[tuple[int, int, int]]:
+        """Yield what other campaigns hold of this inventory: quota, survey and number of pairs."""
+        for target in self.index.quota_ids.targets():
+            if count := self.taken.get(target.quota.quota_id):
+                yield target.quota.quota_id, target.survey.survey_id, count
+
+    def _room_left(self, allocate: Allocate, used: Iterable[tuple[int, int, int]]) -> Allocate:
+        """Return the allocation with the room that pairs leave, given as quota, survey and number."""
         terms = PanelMatcher(self.index, allocate).terms()
         rooms, survey_rooms = dict(terms.rooms), dict(terms.survey_rooms)
-        for quota_id, survey_id, count in ledger.open_invites(since):
+        for quota_id, survey_id, count in used:
             if quota_id in rooms:
                 rooms[quota_id] = max(0, rooms[quota_id] - count)
             if survey_id in survey_rooms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from contextlib import AsyncExitStack, suppress
@@ -23,6 +24,7 @@ from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import InvitePace, Limits
 from sampling_async.campaign._record import LedgerRecord
 from sampling_async.campaign._summing import Moments, WaitLog, summary_of
+from sampling_async.notifications import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -33,11 +35,14 @@ if TYPE_CHECKING:
     from sampling_async._protocol.lessons import Rule
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._ledger_file import DueMember
+    from sampling_async.campaign._rooms import SharedRoom
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
 _WINDOW: Final = 500  # members that are read from the ledger at a time
 _POLL: Final = 0.5  # seconds between two looks at the limits and at the client
 _SIGN: Final = 1.0  # seconds between two signs in the ledger that the run is alive
+_ROOM: Final = 3600.0  # seconds between two notes of what it holds of shared room
+_LOG: Final = logging.getLogger(__name__)
 
 
 class CampaignRun:
@@ -59,6 +64,7 @@ class CampaignRun:
         rules: Mapping[int, Rule],
         *,
         is_open: Callable[[int], bool],
+        rooms: Callable[[CampaignLedger], SharedRoom | None],
         max_turns: int,
         retry_seconds: float,
         wall_clock: Callable[[], float],
@@ -69,6 +75,9 @@ class CampaignRun:
         self.limits = Limits()
         self._client, self._ledger, self._rules = client, ledger, rules
         self._is_open = is_open
+        self._rooms_of = rooms
+        self._rooms: SharedRoom | None = None
+        self._room_kept = 0.0
         self._max_turns, self._retry_seconds = max_turns, retry_seconds
         self._wall_clock, self._clock = wall_clock, clock
         self._watching = _Watching(self)
@@ -165,6 +174,8 @@ class CampaignRun:
         self._rates, self._added = ledger.currency_rates(), ledger.adding()
         self._waits = WaitLog(ledger.last_wait())
         self._before = ledger.asked(), int(ledger.fact("requests") or 0)
+        self._rooms = self._rooms_of(ledger)
+        self._keep_room()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -186,8 +197,19 @@ class CampaignRun:
                 left = self._book.pairs.pending
                 reason = self.reason or ("it was left before its end" if left else "")
                 self._ledger.end_run(self._number, self._wall_clock(), reason)
+                self._keep_room()
         finally:
             self._ledger.close()
+
+    def _keep_room(self) -> None:
+        """Note what this campaign holds of the room that it shares, and give the rest back."""
+        if self._rooms is None:
+            return
+        self._room_kept = now = self._wall_clock()
+        try:
+            self._rooms.take(self._ledger, now)
+        except StoreError as exc:
+            _LOG.warning("the room that %r shares is as it was noted before: %s", self, exc)
 
     def __aiter__(self) -> Self:
         self._must_be_entered()
@@ -335,6 +357,8 @@ class CampaignRun:
             self._seen = now
             with suppress(LedgerError):  # what it cannot write will be said of an outcome
                 await in_thread(partial(self._ledger.note, seen=now))
+        if not 0 <= now - self._room_kept < _ROOM:
+            await in_thread(self._keep_room)
         self._record.moments.note_limit(now, snapshot.limit)
         if snapshot.away_for:
             self.waiting_for = "outage"
