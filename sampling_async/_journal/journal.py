@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, get_args
 
 from sampling_async._contract.checks import text_of
 from sampling_async._contract.errors import InvalidRequestError
@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class _OfSettled(Protocol):  # such as a SettledPair
+    @property
+    def member_code(self) -> str: ...
+    @property
+    def quota_id(self) -> int: ...
+
+
 class Journal:
     """The record of a fan-out on disk: `client.fan_out(requests, journal=Journal(path))`.
 
@@ -48,6 +55,8 @@ class Journal:
         path: The file. It is created if it does not exist. Only one run can use it at a time.
         resend_unknown: Whether to send quota IDs again that are `unknown`, because they may have been processed
             and the response was lost. A second invite may be made.
+        settled: The `SettledPair`s of `OutcomeLedger.settle`, which have an invite although their outcome is
+            `unknown`: they are not sent again for all that.
         accept_damage: Whether to continue with the readable part of a damaged journal. IDs that were sent and
             whose outcome cannot be read are `unknown`. IDs that are missing without a trace are sent again. The
             damaged file is kept, with a name that ends in `-damaged`.
@@ -64,11 +73,16 @@ class Journal:
         path: str | os.PathLike[str],
         *,
         resend_unknown: bool = False,
+        settled: Iterable[_OfSettled] = (),
         accept_damage: bool = False,
         only_input: bool = False,
     ) -> None:
         self._run = JournalRun(
-            _path_of(path), resend_unknown=resend_unknown, accept_damage=accept_damage, only_input=only_input
+            _path_of(path),
+            resend_unknown=resend_unknown,
+            settled=frozenset((each.member_code, each.quota_id) for each in settled),
+            accept_damage=accept_damage,
+            only_input=only_input,
         )
 
     @safe_repr

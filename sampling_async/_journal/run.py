@@ -97,6 +97,7 @@ class JournalRun:
     Args:
         path: The file. It is created if it does not exist.
         resend_unknown: Whether to send `unknown` quota IDs again.
+        settled: Pairs of member and quota that are not sent again for all that.
         accept_damage: Whether to continue with the readable part of a damaged journal.
         only_input: Whether to return the outcomes of the input only, without the rest of the journal.
 
@@ -110,11 +111,13 @@ class JournalRun:
         path: Path,
         *,
         resend_unknown: bool = False,
+        settled: Collection[tuple[str, int]] = (),
         accept_damage: bool = False,
         only_input: bool = False,
     ) -> None:
         self.path = path
         self.resend_unknown = resend_unknown
+        self._settled_pairs = settled
         self._only_input = only_input
         self._rest_row = self._rest_count = 0  # how far the rest was returned
         self._accept_damage = accept_damage
@@ -243,7 +246,9 @@ class JournalRun:
 
     def asks_again(self, outcome: InviteOutcome) -> bool:
         """Return whether to send a quota ID again that has this outcome."""
-        return self.resend_unknown and outcome.status == "unknown"
+        if not self.resend_unknown or outcome.status != "unknown":
+            return False
+        return (outcome.member_code, outcome.quota_id) not in self._settled_pairs
 
     # --- Chunks in flight
 

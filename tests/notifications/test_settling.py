@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, post
 
-from sampling_async import Invite, InviteOutcome
+from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, PossibleInvite, possible_invites
 from sampling_async.notifications._settling import RecordedInvite, record
 from sampling_async.notifications._stores import run_once, store_of
-from sampling_async.simulator import generate_inventory
+from sampling_async.simulator import Fault, Notifying, Simulator, generate_inventory
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 INVITE = {**MEMBER}
@@ -241,3 +241,32 @@ def test_no_pair_without_an_invite_is_ever_settled(tmp_path_factory, world, left
             pairs.append(pair(quota_id, survey_id=survey, wave_id=wave, is_unknown=is_lost))
     found = anyio.run(lambda: settled(path, pairs, *posts))
     assert {each.quota_id for each in found.settled} <= truth
+
+
+async def outcomes_of(client, requests, journal):
+    async with client.fan_out(requests, journal=journal) as outcomes:
+        return [outcome async for outcome in outcomes]
+
+
+async def test_a_journal_sends_unknown_pairs_again_but_not_those_that_are_settled(tmp_path):
+    sim, began = Simulator(7, surveys=30, members=40, notifying=Notifying()), datetime.now(UTC)
+    surveys = sim.inventory.surveys
+    quota_ids = [quota.quota_id for survey in surveys for quota in survey.quotas]
+    requests = [InviteRequest(code, quota_ids) for code in sim.members]
+    journal, store = tmp_path / "journal", tmp_path / "store.db"
+    async with Inbox(store, secrets=SECRET) as inbox, sim.client() as client:
+        sim.faults.add(Fault.cut(when="after").on("bulk_invite", probability=0.5))
+        known = await outcomes_of(client, requests, journal)
+        await sim.notifications.deliver(inbox)
+        found = await OutcomeLedger(store).settle(possible_invites(known, surveys, began))
+        sim.faults.clear()
+        sent_before = len(sim.ledger.requests)
+        again = Journal(journal, resend_unknown=True, settled=found.settled)
+        last = await outcomes_of(client, requests, again)
+    settled = {(each.member_code, each.quota_id) for each in found.settled}
+    unknown = {(each.member_code, each.quota_id) for each in known if each.status == "unknown"}
+    resent = {(each.member_code, id_) for each in sim.ledger.requests[sent_before:] for id_ in each.quota_ids}
+    assert settled
+    assert unknown - settled
+    assert resent == unknown - settled
+    assert {each.status for each in last if (each.member_code, each.quota_id) in settled} == {"unknown"}
