@@ -86,6 +86,7 @@ class Campaigner(OurClient):
             CampaignLedger(path),
             LESSONS,
             is_open=lambda _: True,
+            rooms=lambda _: None,
             max_turns=3,
             retry_seconds=60.0,
             wall_clock=time.time,
