@@ -326,15 +326,6 @@ async def test_slots_that_others_wait_for_are_not_free():
             tasks.cancel_scope.cancel()
 
 
-async def test_a_stream_is_entered_once():
-    async with doubles.client(doubles.Service(doubles.bulk)) as client:
-        stream = client.fan_out([])
-        async with stream:
-            with pytest.raises(RuntimeError, match="entered only once"):
-                async with stream:
-                    pytest.fail("entered twice")
-
-
 # --- Lanes
 
 
