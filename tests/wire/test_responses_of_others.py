@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+async def test_a_surplus_response_in_the_same_packet_is_discarded_with_its_connection():
+    stale = wire.answer(b'[{"Name": "stale", "Description": "", "Value": ""}]')
+    script = Counted(wire.answer(b"[]") + stale)
+    async with client_served_by(script) as client:
+        for _ in range(3):
+            assert len(await client.get_settings()) == 0
+    assert script.requests == [1, 1, 1]
+
+
 REFUSED = b'{"Result": "QUOTA_NOT_LIVE", "ResultCode": 9}'
 
 
