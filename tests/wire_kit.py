@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import doubles
 import httpx
-import pytest
 import wire
 
-from sampling_async import DecodeError, RetryPolicy, SamplingClient, TransportError
+from sampling_async import RetryPolicy, SamplingClient
 from sampling_async._calls.attempt import Attempts
 from sampling_async._wire import engine as _engine
 from sampling_async._wire.address import KeyHeader, Secret
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+
+    import pytest
 
     from sampling_async._contract.exchange import Reply
     from sampling_async._wire.engine import Engine
@@ -93,35 +94,6 @@ def engine_with(*idle: FakeConnection) -> Engine:
     engine = _engine.Engine(key=NO_KEY, idle=8, idle_seconds=4.0)
     engine._idle.extend(idle)
     return engine
-
-
-def script_of(fault: str):
-    def script(connection: wire.Connection) -> None:
-        connection.read_request()
-        match fault:
-            case "reset":
-                connection.reset()
-            case "close":
-                pass
-            case "silence":
-                connection.read_request()
-            case "garbage":
-                connection.send(b"SSH-2.0-OpenSSH\r\n")
-            case "html":
-                connection.send(wire.answer(b"<html>", "502 Bad Gateway"))
-            case "cut":
-                connection.send(wire.answer(b"{" + b" " * 50)[:-20])
-            case "unreadable":
-                connection.send(wire.answer(b"{}"))
-
-    return script
-
-
-async def failure(url: str, **options) -> Exception:
-    async with client_of(url, **options) as client:
-        with pytest.raises((TransportError, DecodeError)) as caught:
-            await client.get_settings()
-    return caught.value
 
 
 def decoded_after(monkeypatch: pytest.MonkeyPatch, first: Callable[[bytes], object]) -> None:

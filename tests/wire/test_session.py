@@ -14,7 +14,7 @@ import httpx
 import pytest
 import wire
 from ports import free_port
-from wire_kit import ONCE, client_of, client_served_by, failure, script_of
+from wire_kit import ONCE, client_of, client_served_by
 
 from sampling_async import (
     ClientClosedError,
@@ -109,6 +109,28 @@ def everything_shown(error: BaseException, client: SamplingClient) -> str:
     return "\n".join(parts + seen)
 
 
+def script_of(fault: str):
+    def script(connection: wire.Connection) -> None:
+        connection.read_request()
+        match fault:
+            case "reset":
+                connection.reset()
+            case "close":
+                pass
+            case "silence":
+                connection.read_request()
+            case "garbage":
+                connection.send(b"SSH-2.0-OpenSSH\r\n")
+            case "html":
+                connection.send(wire.answer(b"<html>", "502 Bad Gateway"))
+            case "cut":
+                connection.send(wire.answer(b"{" + b" " * 50)[:-20])
+            case "unreadable":
+                connection.send(wire.answer(b"{}"))
+
+    return script
+
+
 @pytest.mark.parametrize("fault", ["reset", "close", "silence", "garbage", "html", "cut", "unreadable"])
 async def test_no_failure_shows_the_key_or_the_member(fault, caplog):
     caplog.set_level(logging.DEBUG)
@@ -174,7 +196,10 @@ async def test_lines_of_httpx_about_others_are_logged(caplog):
 
 async def test_a_refused_connection_was_never_sent():
     port = free_port()
-    error = await failure(f"http://127.0.0.1:{port}")
+    async with client_of(f"http://127.0.0.1:{port}") as client:
+        with pytest.raises(TransportError) as caught:
+            await client.get_settings()
+    error = caught.value
     assert (type(error), error.delivery, error.permanent) == (TransportError, "not_sent", False)
     assert str(error).endswith(f"(ConnectError: Connection refused), on the way to 127.0.0.1:{port}")
 
