@@ -92,23 +92,6 @@ async def test_a_late_bulk_gets_its_share_and_no_more():
     assert 8 <= slots.let_in.count("b") <= 12
 
 
-async def test_bulks_get_one_permit_in_ten_however_many_interactive_calls_there_are():
-    slots = Slots()
-
-    async def ask_on() -> None:
-        while True:
-            await client.get_settings()
-
-    async with doubles.client(slots, max_concurrency=1) as client:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(3):
-                tasks.start_soon(ask_on)
-            tasks.start_soon(consume, client, "bulk", 1000)
-            await slots.answer_all(40)
-            tasks.cancel_scope.cancel()
-    assert 3 <= slots.let_in.count("bulk") <= 5
-
-
 async def test_a_snapshot_shows_current_and_waiting_work():
     slots = Slots()
     async with doubles.client(slots, max_concurrency=2) as client:
