@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import trustme
 import uvicorn
 
-from sampling_async._cli import _doctor
 from sampling_async.simulator import Simulator
 
 sys.path.append(str(Path(__file__).parent / "proxies"))
@@ -42,7 +41,7 @@ def environment(simulator: Simulator, base_url: str, **more: str) -> dict[str, s
 
 def connect_within(monkeypatch: Any, seconds: float) -> None:
     """Let `doctor` wait no longer than this for a connection."""
-    monkeypatch.setattr(_doctor, "CONNECT_SECONDS", seconds)
+    monkeypatch.setattr("sampling_async._cli._doctor.CONNECT_SECONDS", seconds)
 
 
 @contextmanager

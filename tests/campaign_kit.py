@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from sampling_async.matching import Allocate, QuestionKinds
 from sampling_async.simulator import AGE_BANDS, Simulator
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncGenerator, Generator
     from pathlib import Path
 
     from sampling_async import SamplingClient
@@ -49,6 +50,17 @@ def campaign_of(sim: Simulator, client: SamplingClient, folder: Path, **more) ->
     panel = arguments.pop("panel", None)
     inventory = arguments.pop("inventory", None)
     return Campaign(client, panel_table(sim) if panel is None else panel, inventory, **arguments)
+
+
+@asynccontextmanager
+async def planned_campaign(
+    sim: Simulator, folder: Path, max_concurrency: int = 8, **more
+) -> AsyncGenerator[Campaign]:
+    """Make a campaign and its plan; its client is open meanwhile."""
+    async with sim.client(max_concurrency=max_concurrency) as client:
+        campaign = campaign_of(sim, client, folder, **more)
+        await campaign.plan()
+        yield campaign
 
 
 async def all_of(run) -> list:
@@ -85,3 +97,18 @@ def holds(sim: Simulator, summary, outcomes=()) -> None:
     verdict = sim.ledger.check(outcomes)
     if outcomes:
         assert verdict.ok, verdict
+
+
+def rows(path, query, *values):
+    database = sqlite3.connect(path)
+    try:
+        return database.execute(query, values).fetchall()
+    finally:
+        database.close()
+
+
+def rows_written(path, query, *values):
+    database = sqlite3.connect(path)
+    with database:
+        database.execute(query, values)
+    database.close()

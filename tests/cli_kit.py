@@ -152,3 +152,8 @@ def wait_for_handlers(process) -> None:
     while len(list(status.parent.joinpath("task").iterdir())) < 2:  # until the reading thread exists
         time.sleep(0.01)
     time.sleep(0.1)
+
+
+def to_install(extra: str) -> str:
+    """Return how an extra is installed, as messages say it."""
+    return f'python -m pip install "sampling-async[{extra}]" (in a clone: ".[{extra}]")'

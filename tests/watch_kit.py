@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 from matching_kit import NOW, A, quota, sub_quota, survey
 
-from sampling_async import Quotas
+from sampling_async import DecodeError, Quotas
+from sampling_async._contract.records import leave_out
+from sampling_async._watch.cache import CacheFile
+from sampling_async._watch.shown import Shown
 from sampling_async._watch.watch import QuotaWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
 
-    from sampling_async._watch.cache import CacheFile
+    import pytest
 
 
 class HandClock:
@@ -117,5 +122,41 @@ def watch_of(
     )
 
 
+@asynccontextmanager
+async def watching(known: Quotas, **options: Any) -> AsyncGenerator[tuple[QuotaWatch, FakeService, HandClock]]:
+    """Watch a service, from the moment on at which its first inventory is there."""
+    clock, service = HandClock(), FakeService(known)
+    async with watch_of(service, clock, **options) as watch:
+        await watch.ready()
+        yield watch, service, clock
+
+
 def ids_of(quotas: Quotas) -> list[int]:
     return [quota.quota_id for survey in quotas.surveys for quota in survey.quotas]
+
+
+def moment(clock: HandClock, seconds: float = 0) -> datetime:
+    return datetime.fromtimestamp(clock() + seconds, UTC)
+
+
+def poll_of(*quota_ids: int, lacks: tuple[tuple[int | None, int | None], ...] = (), **changes):
+    """Return an inventory that lacks surveys; `lacks` has the ID and the wave of each."""
+    errors = [DecodeError(f"$.Surveys[{at}].LOI", "expected a whole number, found null") for at in range(9)]
+    return leave_out(inventory(*quota_ids, **changes), errors[: len(lacks)], lacks)
+
+
+def after_the_second_is_arranged(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something when the inventory of the second poll has been arranged, and before it is shown."""
+    fill = Shown.fill
+
+    async def slowly(shown: Shown, *arguments: Any) -> object:
+        changed = await fill(shown, *arguments)
+        if shown.poll == 2:
+            act()
+        return changed
+
+    monkeypatch.setattr(Shown, "fill", slowly)
+
+
+def cache_at(path, owner: str = "me", max_age: float = 1000) -> CacheFile:
+    return CacheFile(path, owner, max_age)

@@ -16,10 +16,9 @@ from peers.common import Address, Options, Outcome, Peer
 from peers.naive import NaiveClient
 from peers.ours import OurClient
 
-import sampling_async
 from sampling_async.simulator import Latency, Simulator
 from scoreboard.audit import Audit, audit
-from scoreboard.board import Row, Run, at_least, exactly, missing, published
+from scoreboard.board import Row, Run, at_least, exactly, published
 from scoreboard.service import FIRST_QUOTA, Remote, open_inventory, open_members, service
 
 if TYPE_CHECKING:
@@ -43,8 +42,6 @@ class Story:
 
 def rows(run: Run) -> list[Row]:
     """Measure both clients."""
-    if not hasattr(sampling_async, "Journal"):
-        return [missing("kills of a journalled run", "0 lost, doubled, lies", "not available: no journal")]
     kills = run.of(15, 200)
     us = _story(OurClient, kills, run.seed)
     them = _story(NaiveClient, kills // run.of(1, 5), run.seed)  # the long run is about our client

@@ -12,7 +12,7 @@ from peers.common import Address, Options
 from peers.naive import NaiveClient
 from pydantic import ValidationError
 
-from scoreboard.board import Row, Run, at_least, exactly, missing, published
+from scoreboard.board import Row, Run, at_least, exactly, published
 from scoreboard.testkit import tool
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ PATIENCE: Final = 0.25
 
 def rows(run: Run) -> list[Row]:
     """Run both sweeps for both clients."""
-    try:
-        sweeps = tool("test_sweeps")
-    except ImportError as exc:
-        return [missing("sweeps", "to run", f"not available: {exc.name}")]
+    sweeps = tool("test_sweeps")
     stride = run.of(9, 1)
     counts = anyio.run(sweeps.cut_sweep, stride)
     cuts, wrong_cuts = anyio.run(_cut_sweep, stride)

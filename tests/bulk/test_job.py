@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import doubles
 import pytest
+from bulk_kit import DIRECT
 
-from sampling_async import BadRequestError, ClientClosedError, InviteOutcome, SamplingError
+from sampling_async import (
+    BadRequestError,
+    ClientClosedError,
+    InviteOutcome,
+    RetryPolicy,
+    SamplingError,
+    ServerError,
+)
+from sampling_async._bulk.invites import Inviter
 from sampling_async._bulk.job import Answered, Job, failed, interrupted
 from sampling_async._contract.errors import delivered
 from sampling_async._pacing.loops import BusyIntervals, Timeline
@@ -134,3 +144,52 @@ def test_an_error_with_another_delivery_is_a_copy():
     assert vars(other) == vars(error) | {"delivery": "unknown"}
     other.status = 500
     assert error.status == 400
+
+
+def inviter(client) -> Inviter:
+    return Inviter(client._caller, doubles.PANEL)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "others_answered", "may"),
+    [(1, True, False), (2, True, True), (3, True, True), (2, False, False)],
+)
+async def test_a_503_is_about_one_id_if_it_lasted_and_others_were_answered_meanwhile(
+    attempts, others_answered, may
+):
+    async with doubles.client(doubles.Service([]), retry=RetryPolicy(unprocessed=DIRECT)) as client:
+        error = ServerError("away", status=503, delivery="answered")
+        error.attempts = attempts
+        chunk = Chunk("m", (1, 2))
+        assert inviter(client)._may_be_about_one_id(chunk, error, others_answered=others_answered) is may
+
+
+@pytest.mark.parametrize(("retry_after", "stops"), [(None, False), (60.0, False), (60.1, True)])
+async def test_a_retry_after_of_more_than_a_minute_stops_the_fan_out(retry_after, stops):
+    async with doubles.client(doubles.Service([])) as client:
+        asking, error = inviter(client), ServerError("away", status=503, delivery="answered")
+        error.retry_after = retry_after
+        asking._stop(error)
+        assert asking.needs_permit(Job(Chunk("m", (1,)))) is not stops
+
+
+async def test_a_journal_is_closed_once_by_the_fan_out_that_opened_it():
+    class Kept:
+        closed = 0
+
+        async def open(self) -> None:
+            pass
+
+        async def close(self) -> None:
+            self.closed += 1
+
+    async with doubles.client(doubles.Service([])) as client:
+        journal = Kept()
+        asking = Inviter(client._caller, doubles.PANEL, journal)
+        await asking.end(lambda: None)
+        assert journal.closed == 0
+        await asking.begin()
+        for _ in range(2):
+            await asking.end(lambda: None)
+        assert journal.closed == 1
+        await inviter(client).end(lambda: None)  # without a journal

@@ -335,25 +335,6 @@ async def test_a_call_inside_the_loop_gets_its_turn():
                     assert len(await client.bulk_invite("other", [1])) == 1
 
 
-async def test_an_interactive_call_gets_the_first_free_slot():
-    order = []
-
-    async def handler(request: httpx.Request) -> httpx.Response:
-        order.append("bulk" if request.method == "POST" else "settings")
-        await anyio.sleep(0.002)
-        return httpx.Response(200, json=doubles.bulk(request) if request.method == "POST" else [])
-
-    async with doubles.client(handler, max_concurrency=1) as client:
-        async with client.stream_bulk_invite("m", iter(range(1, 10**7))) as outcomes:
-            await anext(outcomes)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(client.get_settings)
-                while "settings" not in order:
-                    before = len(order)
-                    await anext(outcomes)
-        assert before <= 4
-
-
 async def test_memory_is_bounded_by_the_limit_and_not_by_the_input():
     class Source:
         drawn = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,8 @@ from sampling_async import (
     UnexpectedStatusError,
 )
 from sampling_async._calls.retry import RetryBudget, shows_outage, shows_overload
+from sampling_async._pacing.patience import doubled
+from sampling_async.notifications import HandlerPolicy
 
 READS = ["get_quotas", "get_settings", "recontact_members"]
 ALL = [*READS, "generate_invite", "bulk_invite"]
@@ -239,3 +243,27 @@ def test_given_timeouts_apply_to_every_endpoint():
 def test_numbers_out_of_range_are_refused_by_name(make, named):
     with pytest.raises(InvalidRequestError, match=named):
         make()
+
+
+MANY = 10**6
+
+
+def test_a_wait_doubles_up_to_its_longest():
+    assert [doubled(0.25, times, 20.0) for times in range(9)] == [0.25, 0.5, 1, 2, 4, 8, 16, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ("first", "longest", "wait"), [(0.0, 20.0, 0.0), (0.25, 20.0, 20.0), (1e308, 5.0, 5.0), (1e308, inf, inf)]
+)
+def test_any_number_of_doublings_has_an_end(first, longest, wait):
+    assert doubled(first, MANY, longest) == wait
+
+
+@pytest.mark.parametrize("failures", [1_024, 1_025, 1_100, 100_000])
+def test_a_call_that_failed_often_waits_for_the_longest_backoff(failures):
+    assert RetryPolicy().backoff([TransportError()] * failures, lambda: 1.0) == 20.0
+    assert RetryPolicy(cap=inf).backoff([TransportError()] * failures, lambda: 0.5) < inf
+
+
+def test_a_handler_that_failed_often_waits_for_its_longest_wait():
+    assert HandlerPolicy(longest_wait=60.0).wait(MANY, 1.0) == 60.0

@@ -18,7 +18,6 @@ from cli_kit import DESCRIPTION, commands, member, on_terminal, panel_file, prog
 from matching_kit import AGE
 
 import sampling_async
-from sampling_async._cli._connection import CONNECTION
 from sampling_async.simulator import Simulator
 
 _COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
@@ -270,7 +269,7 @@ def _number_options():
             kind = f"{each.type_descriptor.annotation} {each.metavar}"
             if not re.search(r"int|float|[NX]\|none", kind) or each.name in shared:
                 continue
-            if getattr(each, "rich_help_panel", None) == CONNECTION:
+            if getattr(each, "rich_help_panel", None) == "Connection":
                 shared.add(each.name)
             if each.param_type_name == "argument":
                 yield name.split(), needed[: -1 if each.required else None], each.metavar

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from cli_kit import commands, program, run, served_panel
 
-from sampling_async._cli._help import PAGES
 from sampling_async.simulator import Fault
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -134,17 +133,14 @@ def test_colours_can_be_switched_off_anywhere(place):
 
 
 def test_each_help_names_a_page_that_is_there_and_connection_options_stand_once():
-    names = [name for name, _ in commands()]
-    assert {name.partition(" ")[0] for name in names} >= PAGES.keys()
-    for page in PAGES.values():
-        assert (DOCS / f"{page}.md").is_file()
-    for name in names:
+    pages = set()
+    for name, _ in commands():
         shown = run(*name.split(), "--help").stdout
-        assert "More: " in shown, name
+        pages.add(page := shown.partition("More: ")[2].split()[0])
+        assert (DOCS.parent / page).is_file(), name
         assert "--client-cert" not in shown
+    assert len(pages) == 10  # most groups of commands have their own
     assert run("--help").stdout.count("--client-cert") == 1
-    assert "--client-cert" in run("--help").stdout
-    assert "Connection options" in run("quotas", "--help").stdout
 
 
 @pytest.mark.parametrize("columns", [60, 80])

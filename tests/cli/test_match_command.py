@@ -15,12 +15,11 @@ import cli_kit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import on_terminal
+from cli_kit import on_terminal, to_install
 from matching_kit import AGE
 from panel_kit import divide
 
 from sampling_async import InviteRequest, Quotas, from_json, to_json
-from sampling_async._contract.extras import install
 from sampling_async.matching import Allocate, PanelMatcher, QuestionKinds, QuotaIndex
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
@@ -494,13 +493,13 @@ def test_a_missing_extra_is_named_with_what_to_install(panel, missing):
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert ran.returncode == 2
-    assert ran.stderr == f"sampling-async: match needs {missing}: {install('panel')}\n"
+    assert ran.stderr == f"sampling-async: match needs {missing}: {to_install('panel')}\n"
 
 
 def test_a_query_without_duckdb_says_what_to_install(panel, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     result = run("SELECT 1", code=2)
-    assert f"a query needs duckdb: {install('duckdb')}" in result.stderr
+    assert f"a query needs duckdb: {to_install('duckdb')}" in result.stderr
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])

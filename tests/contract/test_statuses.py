@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sampling_async._contract.exchange import Meaning, statuses
+from sampling_async._contract.exchange import Meaning, Reply, statuses
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,8 @@ from sampling_async._contract.exchange import Meaning, statuses
 )
 def test_each_meaning_has_its_statuses(meaning, expected):
     assert statuses(meaning) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"Result":"<a>"}', b"null", b"<a>", b" " * 1024 + b"<"])
+def test_a_page_begins_with_a_tag(body):
+    assert Reply(200, body).is_page == (body == b"<a>")

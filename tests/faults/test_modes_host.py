@@ -27,7 +27,6 @@ from fault_server import PROCESSED, RIGHT, FaultServer, answer, read, silence, s
 from kit import ONCE, call, client_of
 
 from sampling_async import InvalidRequestError, TransportError, TransportTimeoutError
-from sampling_async._pacing import threads as _threads
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what was acknowledged")
 FORKS = pytest.mark.skipif(sys.platform == "win32", reason="it knows no forks")
@@ -173,7 +172,7 @@ async def test_mode_42_nothing_is_sent_if_no_thread_can_be_started(monkeypatch):
     with FaultServer() as server:
         async with client_of(server.url.replace("127.0.0.1", "localhost"), retry=ONCE) as client:
             monkeypatch.setattr(threading.Thread, "start", refuse)
-            monkeypatch.setattr(_threads, "_idle", [])  # none waits for work
+            monkeypatch.setattr("sampling_async._pacing.threads._idle", [])  # none waits for work
             result = await client.bulk_invite("m1", [2])
             monkeypatch.undo()
     assert result[0].status == "not_sent"

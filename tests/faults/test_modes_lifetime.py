@@ -240,8 +240,12 @@ async def test_mode_30_closing_ends_running_and_waiting_calls_with_the_same_erro
                 tasks.start_soon(one, endpoint)
             await server.has_received(1)
             with anyio.fail_after(60):
-                await client.aclose()
-    assert sorted(error.delivery for error in errors) == ["not_sent", "not_sent", "unknown"]
+                async with anyio.create_task_group() as closing:
+                    closing.start_soon(client.aclose)
+                    closing.start_soon(client.aclose)
+    waiting = "not_sent", "the client is closed; make a new one"
+    running = "unknown", "the client was closed during the call"
+    assert sorted((error.delivery, error.args[0]) for error in errors) == [waiting, waiting, running]
 
 
 async def test_mode_30_closing_in_mid_bulk_gives_an_account_and_no_error():
@@ -266,9 +270,11 @@ async def test_mode_30_a_closed_client_refuses_every_call():
         client = client_of(server.url)
         await client.get_settings()
         await client.aclose()
+        await client.aclose()
         for endpoint in ("get_settings", "get_quotas", "generate_invite", "recontact_members"):
-            with pytest.raises(ClientClosedError):
+            with pytest.raises(ClientClosedError, match="is closed") as caught:
                 await call(client, endpoint)
+            assert caught.value.delivery == "not_sent"
         result = await client.bulk_invite("m1", [2])
         assert result.resendable() == (2,)
     assert len(server.ledger.received) == 1

@@ -8,9 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sampling_async._journal import database as _database
 from sampling_async._journal.database import connected, failing, make_durable, patiently, transaction
+from sampling_async._journal.rows import MemberFilter
 from sampling_async._private_files import make_private
 from sampling_async.notifications import StoreError
 
@@ -141,3 +144,21 @@ def test_a_damaged_schema_is_an_error_although_python_cannot_decode_what_sqlite_
     ):
         with closing(connected(path, 1.0)) as database:
             database.execute("SELECT * FROM sqlite_master").fetchall()
+
+
+@given(st.sets(st.binary(max_size=12)))
+def test_each_member_that_was_added_is_known(codes):
+    members = MemberFilter()
+    for code in codes:
+        members.add(code)
+    assert all(code in members for code in codes)
+
+
+def test_few_others_are_taken_for_members_however_many_there_are():
+    members, count = MemberFilter(), 200_000  # more than the first field has room for
+    for number in range(count):
+        members.add(b"m%d" % number)
+    assert all(b"m%d" % number in members for number in range(0, count, 97))
+    taken = sum(b"n%d" % number in members for number in range(20_000))
+    assert taken < 200  # one in 100; about one in 400 is what the sizes give
+    assert sum(map(len, members._fields)) < 1_000_000

@@ -8,12 +8,20 @@ import signal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import anyio
 import pytest
 from cli_kit import on_terminal, program, run
 from notifications_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, encoded, status
 
-from sampling_async.notifications import SqliteStore, State, kept_secrets
-from sampling_async.notifications._facts import Settled
+from sampling_async.notifications import (
+    Completion,
+    HandlerPolicy,
+    Inbox,
+    SqliteStore,
+    State,
+    UnknownNotification,
+    kept_secrets,
+)
 from sampling_async.simulator import Notifying, Simulator
 
 KINDS = ["invite", "completion", "terminate", "survey_closed", "quota_status"]
@@ -169,12 +177,20 @@ def test_show_on_a_terminal_is_a_table_of_the_last_facts(store, monkeypatch):
 
 def test_dead_facts_are_shown_and_replayed(store):
     put(store, ("completion", COMPLETION), ("invite", MEMBER))
-    opened = SqliteStore(store)
-    opened.open()
-    with opened.transaction():
-        opened.claim("me", ["completion"], 1.0, 2.0, 1)
-        opened.settle("me", Settled(fact_id=1, state=State.DEAD, error="LookupError: no account"))
-    opened.close()
+
+    async def give_up() -> None:
+        policy = HandlerPolicy(attempts=1, poll=0.01)
+        inbox = Inbox(store, secrets=kept_secrets(store), handling=policy)
+
+        @inbox.on(Completion, UnknownNotification)
+        async def refuse(_fact) -> None:
+            raise LookupError("no account")
+
+        async with inbox:
+            while not [fact async for fact in inbox.facts(state=State.DEAD)]:  # noqa: ASYNC110  of a store
+                await anyio.sleep(0.01)
+
+    anyio.run(give_up)
     done = run("notifications", "dead", "--store", store)
     assert [json.loads(line)["Error"] for line in done.stdout.splitlines()] == ["LookupError: no account"]
     done = run("notifications", "replay", "--store", store)

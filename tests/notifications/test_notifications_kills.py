@@ -7,12 +7,12 @@ import sys
 import time
 from collections import Counter
 
+import anyio
 import pytest
 from notifications_kit import NOTE_SETTLED, SECRET
 from postgres_kit import Cluster, missing
 
-from sampling_async.notifications import State
-from sampling_async.notifications._stores import store_of
+from sampling_async.notifications import Inbox, State
 
 COUNT = 400
 WAIT = 60.0
@@ -95,6 +95,13 @@ class Processes:
             time.sleep(0.01)
 
 
+def facts_of(address, **options):
+    async def read():
+        return [fact async for fact in Inbox(address, secrets=SECRET).facts(**options)]
+
+    return anyio.run(read)
+
+
 def acknowledged(file):
     return {int(line) for line in file.read_text().splitlines()}
 
@@ -116,7 +123,7 @@ def test_what_was_acknowledged_is_there_once(database, tmp_path):
     for process in receivers.running:
         assert process.wait(WAIT) == 0
     assert all(acknowledged(file) == set(range(COUNT)) for file in receivers.files)
-    facts = list(store_of(address).facts())
+    facts = facts_of(address)
     assert Counter(fact.notification.member_code for fact in facts) == Counter(f"m-{n}" for n in range(COUNT))
     assert len({fact.key for fact in facts}) == COUNT
     assert all(fact.receipts >= 2 for fact in facts)
@@ -129,7 +136,7 @@ def test_what_was_acknowledged_is_there_once(database, tmp_path):
         if lines == 250:
             restart()
     until = time.monotonic() + WAIT
-    while len(list(store_of(address).facts(state=State.HANDLED))) < COUNT:
+    while len(facts_of(address, state=State.HANDLED)) < COUNT:
         assert time.monotonic() < until
         time.sleep(0.05)
     for number in range(2):

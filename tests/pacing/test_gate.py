@@ -1,8 +1,7 @@
-"""The gate: its limit, its order, and holds."""
+"""The gate: its limits, the pace of a kind of work, and the kinds that share it."""
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import anyio
@@ -10,15 +9,11 @@ import anyio.lowlevel
 import doubles
 import pytest
 from anyio import wait_all_tasks_blocked
+from pacing_kit import fixed, held
 
 from sampling_async._pacing import gate
 from sampling_async._pacing.gate import Gate, Permit
-from sampling_async._pacing.loops import BusyIntervals
 from sampling_async._pacing.turns import Lane, WorkKind
-
-
-def fixed(maximum: int, time: doubles.FakeTime) -> Gate:
-    return Gate(maximum, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
 
 
 async def test_a_gate_gives_as_many_permits_as_its_limit():
@@ -36,26 +31,6 @@ async def test_a_gate_gives_as_many_permits_as_its_limit():
         permit.release()
         permit.release()  # releasing a permit that is not held does nothing
     assert shut.running == 0
-
-
-async def test_waiters_are_served_first_come_first_served():
-    shut, order = doubles.gate(1), []
-
-    async def use(name: int) -> None:
-        permit = Permit(shut, Lane("work"))
-        await permit.acquire()
-        order.append(name)
-        await anyio.lowlevel.checkpoint()
-        permit.release()
-
-    holder = Permit(shut, Lane("work"))
-    await holder.acquire()
-    async with anyio.create_task_group() as tasks:
-        for name in range(5):
-            tasks.start_soon(use, name)
-            await wait_all_tasks_blocked()
-        holder.release()
-    assert order == [0, 1, 2, 3, 4]
 
 
 async def test_the_limit_can_be_lowered_and_raised_without_overshoot():
@@ -80,59 +55,6 @@ async def test_the_limit_can_be_lowered_and_raised_without_overshoot():
         permit.release()
 
 
-async def test_a_wait_is_for_the_hold_of_its_own_kind_and_leaves_nothing_behind():
-    time = doubles.FakeTime()
-    shut = fixed(2, time)
-    shut.hold(5.0, "one")
-    shut.kind("other").held_until = 1.0
-    permit = Permit(shut, Lane("other"))
-    await permit.acquire()
-    assert time.slept == [1.0]
-    assert shut._held_back == set()
-    permit.release()
-
-
-async def test_attempts_that_cannot_begin_yet_are_distinguished_from_those_that_run():
-    told = []
-
-    async def sleep(seconds: float) -> None:
-        told.append((shut.at_work, shut.in_wait))
-        time.now += seconds
-
-    time = doubles.FakeTime()
-    shut = Gate(2, clock=time.clock, sleep=sleep, random=lambda: 0.0)
-    other, permit = Permit(shut, Lane("other")), Permit(shut, Lane("work"))
-    await other.acquire()
-    shut.hold(5.0, "work")
-    permit.kind.pace.refused(5.0)
-    await permit.acquire()
-    assert told == [(1, 1), (1, 1)]  # first the hold, then the pace
-    assert (shut.at_work, shut.in_wait) == (2, 0)
-    other.release()
-    permit.release()
-    assert (shut.at_work, shut.in_wait) == (0, 0)
-
-
-async def test_after_a_hold_nobody_counts_as_waiting():
-    time = doubles.FakeTime()
-    shut = fixed(2, time)
-    shut.hold(5.0)
-    permit = Permit(shut, Lane("work"))
-    await permit.acquire()
-    assert (shut.at_work, shut.in_wait) == (1, 0)
-    permit.release()
-
-
-async def test_a_hold_of_all_is_about_no_kind():
-    time = doubles.FakeTime()
-    shut = fixed(2, time)
-    shut.hold(1.0)
-    assert shut._kinds == {}
-    shut.hold(1.0, "one")
-    shut.hold(2.0)
-    assert set(shut._kinds) == {"one"}
-
-
 async def test_reports_of_two_kinds_that_are_two_seconds_apart_have_not_the_same_cause():
     time = doubles.FakeTime()
     shut = fixed(8, time)
@@ -143,158 +65,6 @@ async def test_reports_of_two_kinds_that_are_two_seconds_apart_have_not_the_same
     time.now = gate._AT_ONCE
     shut.overloaded(other)
     assert [permit.kind.adaptive.limit for permit in (one, other, third)] == [4, 4, 8]
-
-
-async def test_a_held_gate_grants_no_permit_before_the_end_of_the_hold():
-    time = doubles.FakeTime()
-    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
-    shut.hold(5)
-    shut.hold(2)
-    permit = Permit(shut, Lane("work"))
-    await permit.acquire()
-    assert (time.now, time.slept) == (5.5, [5.5])  # spread over a tenth of the hold
-    permit.release()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "random", "slept"), [(5, 0.0, 5.0), (5, 0.5, 5.25), (10, 1.0, 11.0), (300, 1.0, 301.0)]
-)
-async def test_waiters_resume_within_a_tenth_of_the_hold_and_within_a_second(seconds, random, slept):
-    time = doubles.FakeTime()
-    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: random)
-    shut.hold(seconds)
-    await Permit(shut, Lane("work")).acquire()
-    assert time.slept == [pytest.approx(slept)]
-
-
-async def test_of_two_holds_that_end_together_that_of_all_kinds_says_how_waiters_spread():
-    time = doubles.FakeTime()
-    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
-    shut.hold(10)
-    time.now = 5.0
-    shut.hold(5, "work")
-    await Permit(shut, Lane("work")).acquire()
-    assert time.slept == [pytest.approx(5 + 1.0)]
-
-
-async def test_a_later_hold_of_one_kind_says_how_its_waiters_spread():
-    time = doubles.FakeTime()
-    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
-    shut.hold(10)
-    time.now = 6.0
-    shut.hold(5, "work")
-    await Permit(shut, Lane("work")).acquire()
-    assert time.slept == [pytest.approx(5 + 0.5)]
-
-
-async def test_the_longest_of_all_holds_is_reported():
-    time = doubles.FakeTime()
-    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
-    assert (shut.held_for(), shut.held_for(shut.kind("work"))) == (0.0, 0.0)
-    shut.hold(5, "work")
-    assert (shut.held_for(), shut.held_for(shut.kind("work")), shut.held_for(shut.kind("other"))) == (5, 5, 0)
-    time.now = 4.0
-    shut.hold(2)
-    assert (shut.held_for(), shut.held_for(shut.kind("work")), shut.held_for(shut.kind("other"))) == (2, 2, 2)
-    time.now = 6.0
-    assert shut.held_for() == 0.0
-
-
-async def test_one_in_ten_goes_to_a_bulk_beside_calls_that_never_stop():
-    """Also where calls may go beyond the maximum; and then never more of them than are reserved."""
-    shut, granted, most = doubles.gate(8), [], 0
-    bulk = Lane("bulk")
-
-    async def again(lane: Lane) -> None:
-        nonlocal most
-        while len(granted) < 2_000:
-            permit = Permit(shut, lane)
-            await permit.acquire()
-            granted.append(lane.kind)
-            most = max(most, shut.running)
-            await anyio.lowlevel.checkpoint()
-            permit.release()
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(12):
-            for lane in (bulk, shut.kind("settings").interactive, shut.kind("quotas").interactive):
-                tasks.start_soon(again, lane)
-    assert granted.count("bulk") > 150
-    assert most <= 10
-
-
-async def test_nine_interactive_permits_in_a_row_then_one_of_another_lane():
-    shut, order = doubles.gate(1), []
-    fan_out = Lane("work")
-
-    async def use(lane: Lane, name: str) -> None:
-        permit = Permit(shut, lane)
-        await permit.acquire()
-        order.append(name)
-        permit.release()
-
-    holder = Permit(shut, fan_out)
-    await holder.acquire()
-    async with anyio.create_task_group() as tasks:
-        for _ in range(20):
-            tasks.start_soon(use, shut.kind("work").interactive, "call")
-        for _ in range(2):
-            tasks.start_soon(use, fan_out, "fan-out")
-        await wait_all_tasks_blocked()
-        holder.release()
-    assert order == ["call"] * 9 + ["fan-out"] + ["call"] * 9 + ["fan-out"] + ["call"] * 2
-
-
-async def test_a_lane_of_twice_the_weight_gets_twice_the_permits():
-    shut, order = doubles.gate(1), []
-    heavy, light = Lane("work", weight=2.0), Lane("work", weight=1.0)
-
-    async def use(lane: Lane) -> None:
-        permit = Permit(shut, lane)
-        await permit.acquire()
-        order.append("heavy" if lane is heavy else "light")
-        permit.release()
-
-    holder = Permit(shut, Lane("work"))
-    await holder.acquire()
-    async with anyio.create_task_group() as tasks:
-        for lane in (heavy, light):
-            for _ in range(6):
-                tasks.start_soon(use, lane)
-        await wait_all_tasks_blocked()
-        holder.release()
-    assert order[:9].count("heavy") == 6
-    assert order[9:] == ["light"] * 3
-
-
-async def test_no_permit_is_held_during_a_hold():
-    time = doubles.FakeTime()
-    running: list[int] = []
-
-    async def sleep(seconds: float) -> None:
-        running.append(shut.running)
-        await time.sleep(seconds)
-
-    shut = Gate(1, clock=time.clock, sleep=sleep, random=lambda: 1.0)
-    shut.hold(5)
-    permit = Permit(shut, Lane("work"))
-    await permit.acquire()
-    assert running == [0]
-    permit.release()
-
-
-async def test_a_permit_granted_during_a_hold_is_released_until_its_end():
-    time = doubles.FakeTime()
-    shut = fixed(1, time)
-    first, second = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
-    await first.acquire()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(second.acquire)
-        await wait_all_tasks_blocked()
-        shut.hold(5)
-        first.release()
-    assert (time.slept, shut.running) == ([5], 1)
-    second.release()
 
 
 async def test_a_permit_is_released_if_its_waiter_is_cancelled_in_the_same_moment():
@@ -310,28 +80,6 @@ async def test_a_permit_is_released_if_its_waiter_is_cancelled_in_the_same_momen
 
 
 # --- Kinds of work
-
-
-async def test_a_hold_is_about_one_kind_of_work_unless_two_are_held():
-    time = doubles.FakeTime()
-    shut = fixed(4, time)
-    for kind in ("quotas", "bulk", "settings"):
-        shut.kind(kind)
-    shut.hold(10, "quotas")
-    assert [shut.held_for(shut.kind(kind)) for kind in ("quotas", "bulk", "settings")] == [10, 0, 0]
-    shut.hold(5, "quotas")
-    assert shut.held_for(shut.kind("bulk")) == 0
-    shut.hold(3, "settings")
-    assert [shut.held_for(shut.kind(kind)) for kind in ("quotas", "bulk", "settings")] == [10, 3, 3]
-    assert shut.held_for() == 10
-
-
-async def test_a_hold_without_a_kind_applies_to_all():
-    time = doubles.FakeTime()
-    shut = fixed(4, time)
-    shut.kind("bulk")
-    shut.hold(10)
-    assert shut.held_for(shut.kind("bulk")) == 10
 
 
 async def test_overload_lowers_the_limit_of_one_kind_unless_two_report_it():
@@ -392,33 +140,6 @@ async def test_a_limit_lowered_for_another_kind_does_not_lower_all_again():
     assert bulk.kind.adaptive.limit >= 32
 
 
-async def test_a_closed_gate_ignores_holds():
-    shut = doubles.gate(1)
-    shut.hold(60)
-    shut.close(wakes=True)
-    shut.hold(60)
-    assert shut.held_for() == 0
-
-
-async def test_of_two_kinds_the_interactive_call_that_came_first_is_next():
-    shut, order = doubles.gate(1), []
-
-    async def use(kind: str) -> None:
-        permit = Permit(shut, shut.kind(kind).interactive)
-        await permit.acquire()
-        order.append(kind)
-        permit.release()
-
-    holder = Permit(shut, Lane("settings"))
-    await holder.acquire()
-    async with anyio.create_task_group() as tasks:
-        for kind in ("settings", "invite", "settings"):
-            tasks.start_soon(use, kind)
-            await wait_all_tasks_blocked()
-        holder.release()
-    assert order == ["settings", "invite", "settings"]
-
-
 async def test_a_permit_with_a_deadline_is_granted_before_it():
     time = doubles.FakeTime()
     shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
@@ -430,17 +151,6 @@ async def test_a_permit_with_a_deadline_is_granted_before_it():
     permit.release()
 
 
-async def test_a_hold_that_outlasts_the_deadline_is_not_waited_for():
-    time = doubles.FakeTime()
-    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
-    shut.hold(5)
-    for until, is_granted in ((5.0, False), (5.5, False), (5.6, True)):
-        permit = Permit(shut, Lane("work"), until=until)
-        assert await permit.acquire() is is_granted
-        permit.release()
-    assert time.slept == [5.5]
-
-
 async def test_a_permit_whose_deadline_has_passed_is_of_no_use():
     time = doubles.FakeTime()
     shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
@@ -449,12 +159,6 @@ async def test_a_permit_whose_deadline_has_passed_is_of_no_use():
     time.now = 5.0
     assert not await permit.acquire()
     permit.release()
-
-
-async def held(shut: Gate, kind: str) -> Permit:
-    permit = Permit(shut, Lane(kind))
-    await permit.acquire()
-    return permit
 
 
 @pytest.mark.parametrize(("is_measured", "limit"), [(True, 8), (False, 4)])
@@ -490,199 +194,6 @@ async def test_a_kind_that_was_lowered_just_now_is_not_lowered_for_others():
 
 
 # --- Permits that are renewed or withdrawn
-
-
-async def waiting_for(shut: Gate, lane: Lane, tasks) -> Permit:
-    """Return a permit that a task waits for."""
-    permit = Permit(shut, lane)
-    tasks.start_soon(permit.acquire)
-    await wait_all_tasks_blocked()
-    return permit
-
-
-async def test_a_permit_is_renewed_in_front_of_its_own_lane_which_goes_on_waiting():
-    shut, lane = doubles.gate(1), Lane("work")
-    permit = Permit(shut, lane)
-    assert not permit.renew()  # it is not held
-    await permit.acquire()
-    assert permit.renew()  # nobody waits
-    async with anyio.create_task_group() as tasks:
-        parked = await waiting_for(shut, lane, tasks)
-        assert permit.renew()
-        assert (permit.is_held, parked.is_held, shut.running, shut.waiting) == (True, False, 1, 1)
-        permit.release()
-    assert parked.is_held
-    parked.release()
-
-
-async def test_lanes_that_renew_their_permits_take_turns_by_weight():
-    shut, order = doubles.gate(1), []
-    lanes = {"heavy": Lane("work", weight=2.0), "light": Lane("work")}
-    using, name = Permit(shut, lanes["heavy"]), "heavy"
-    await using.acquire()
-    async with anyio.create_task_group() as tasks:
-        parked = {each: await waiting_for(shut, lanes[each], tasks) for each in lanes}
-        while len(order) < 30:
-            if not using.renew():
-                (name,) = (each for each in lanes if parked[each].is_held)
-                using, parked[name] = parked[name], await waiting_for(shut, lanes[name], tasks)
-            order.append(name)
-        using.release()
-        for permit in parked.values():
-            permit.withdraw()
-    assert 19 <= order.count("heavy") <= 21
-    assert "light light" not in " ".join(order)
-
-
-async def test_a_permit_is_not_renewed_before_an_interactive_call():
-    shut, lane = doubles.gate(1), Lane("work")
-    permit = Permit(shut, lane)
-    await permit.acquire()
-    async with anyio.create_task_group() as tasks:
-        parked = await waiting_for(shut, lane, tasks)
-        call = await waiting_for(shut, shut.kind("work").interactive, tasks)
-        assert not permit.renew()
-        assert (permit.is_held, parked.is_held, call.is_held) == (False, False, True)
-        await wait_all_tasks_blocked()
-        call.release()
-    assert parked.is_held
-    parked.release()
-
-
-async def test_after_nine_interactive_calls_a_permit_is_renewed_in_front_of_the_next():
-    shut, lane = doubles.gate(1), Lane("work")
-    permit = Permit(shut, lane)
-    await permit.acquire()
-    async with anyio.create_task_group() as tasks:
-        parked = await waiting_for(shut, lane, tasks)
-        calls = [await waiting_for(shut, shut.kind("work").interactive, tasks) for _ in range(2)]
-        shut._turns.in_a_row = 9
-        assert permit.renew()
-        assert not permit.renew()  # that was the turn of the other lanes
-        for call in (*calls, parked):
-            await wait_all_tasks_blocked()
-            assert call.is_held
-            call.release()
-
-
-async def test_a_permit_is_not_renewed_when_no_attempt_may_begin():
-    time = doubles.FakeTime()
-    shut = fixed(2, time)
-    permit, other = Permit(shut, Lane("work"), until=9.0), Permit(shut, Lane("work"))
-
-    async def taken() -> Permit:
-        await permit.acquire()
-        return permit
-
-    shut_by = [
-        lambda: shut.hold(0.5, "work"),
-        lambda: setattr(shut.kind("work").pace, "_next_at", time.now + 0.5),
-        lambda: setattr(shut.kind("work").adaptive, "_limit", 1.0),  # and another one is held
-        lambda: setattr(time, "now", 9.0),  # the deadline
-    ]
-    for make in shut_by:
-        await taken()
-        await other.acquire()
-        make()
-        assert not permit.renew()
-        permit.release()
-        other.release()
-        shut.kind("work").adaptive._limit = 2.0
-        assert shut.running == 0
-
-
-async def test_a_renewed_permit_knows_the_state_of_the_gate_now():
-    shut = doubles.gate(3)
-    permit, other = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
-    await permit.acquire()
-    shut.kind("work").stale.add(permit)  # it was granted before an outage
-    shut.kind("work").adaptive.generation = 7
-    await other.acquire()
-    assert permit.renew()
-    assert (permit.generation, permit.among) == (7, 2)
-    assert not shut.kind("work").stale
-
-
-async def test_a_renewed_permit_lets_others_in_when_the_limit_has_grown():
-    shut = doubles.gate(4)
-    shut.kind("work").adaptive._limit = 1.0
-    lane = Lane("work")
-    permit = Permit(shut, lane)
-    await permit.acquire()
-    async with anyio.create_task_group() as tasks:
-        late = await waiting_for(shut, lane, tasks)
-        shut.kind("work").adaptive._limit = 2.0
-        assert permit.renew()
-        await wait_all_tasks_blocked()
-        assert late.is_held
-        late.release()
-        permit.release()
-    assert shut.running == 0
-
-
-@pytest.mark.parametrize("is_granted", [False, True])
-async def test_a_withdrawn_permit_ends_the_wait_and_is_not_held(is_granted):
-    shut, results = doubles.gate(1), []
-    holder, permit, later = Permit(shut, Lane("work")), Permit(shut, Lane("work")), Permit(shut, Lane("work"))
-    await holder.acquire()
-
-    async def wait() -> None:
-        results.append(await permit.acquire())
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wait)
-        await wait_all_tasks_blocked()
-        tasks.start_soon(later.acquire)
-        await wait_all_tasks_blocked()
-        if is_granted:  # its task does not know yet
-            holder.release()
-        permit.withdraw()
-        assert not permit.is_held
-        await wait_all_tasks_blocked()
-        assert results == [False]
-        holder.release()
-    assert later.is_held
-    assert not await permit.acquire()
-    later.release()
-    assert shut.running == shut.waiting == 0
-
-
-async def test_a_permit_that_was_waited_for_can_be_withdrawn_later():
-    shut, lane = doubles.gate(1), Lane("work")
-    holder = Permit(shut, lane)
-    await holder.acquire()
-    async with anyio.create_task_group() as tasks:
-        permit = await waiting_for(shut, lane, tasks)
-        holder.release()
-    assert permit.is_held
-    permit.withdraw()
-    assert not permit.is_held
-
-
-async def test_a_permit_that_is_withdrawn_during_a_hold_is_not_waited_for_again():
-    time = doubles.FakeTime()
-    permits: list[Permit] = []
-
-    async def sleep(seconds: float) -> None:
-        await time.sleep(seconds)
-        permits[0].withdraw()
-
-    shut = Gate(1, clock=time.clock, sleep=sleep, random=lambda: 0.0)
-    shut.hold(5.0)
-    permits.append(Permit(shut, Lane("work")))
-    assert not await permits[0].acquire()
-    assert shut.running == 0
-
-
-async def test_a_hold_is_over_at_its_end_and_then_for_no_time():
-    time = doubles.FakeTime()
-    shut = fixed(2, time)
-    shut.hold(5.0, "one")
-    time.now = 5.0
-    shut.hold(5.0, "two")  # no other kind is held now, so it is about this one only
-    assert (shut.held_for(shut.kind("one")), shut.held_for(shut.kind("two"))) == (0.0, 5.0)
-    time.now = 60.0
-    assert shut.held_for(shut.kind("one")) == shut.held_for() == 0.0
 
 
 async def test_each_attempt_waits_for_the_pace_of_its_kind_however_its_permit_was_granted():
@@ -786,73 +297,6 @@ async def test_only_one_of_a_kind_waits_for_its_turn_and_leaves_it_to_the_next_i
         tasks.cancel_scope.cancel()
 
 
-async def order_of(deadlines: list[float], *, waited: float) -> list[int]:
-    """Let calls with deadlines join one after the other; return in which order they are served after a time."""
-    time = doubles.FakeTime()
-    shut, order = fixed(1, time), []
-    holder = Permit(shut, Lane("other"))
-    await holder.acquire()
-
-    async def use(number: int, until: float) -> None:
-        permit = Permit(shut, shut.kind("work").interactive, until)
-        if await permit.acquire():
-            order.append(number)
-        permit.release()
-
-    async with anyio.create_task_group() as tasks:
-        for number, until in enumerate(deadlines):
-            tasks.start_soon(use, number, until)
-            await wait_all_tasks_blocked()
-        time.now = waited
-        holder.release()
-    return order
-
-
-@pytest.mark.parametrize(
-    ("deadlines", "waited", "order"),
-    [
-        ([9.0] * 4, 0.4, [0, 1, 2, 3]),
-        ([9.0] * 4, 0.5, [3, 2, 1, 0]),
-        ([900.0, 9.0], 0.5, [1, 0]),
-        ([0.2] * 4, 0.04, [0, 1, 2, 3]),
-        ([0.2] * 4, 0.05, [3, 2, 1, 0]),  # well before they leave: otherwise the newest would never be first
-        ([math.inf] * 4, 0.4, [0, 1, 2, 3]),
-        ([math.inf] * 4, 9.0, [0, 1, 2, 3]),  # nobody is known to give up
-        ([math.inf, 9.0, 9.0], 0.5, [2, 1, 0]),  # who has no deadline gets the time of the others
-        ([math.inf] * 42 + [9.0], 0.5, [*range(42, 3, -1), 0, 3, 2, 1]),  # and one in forty is the oldest
-    ],
-)
-async def test_the_newest_goes_first_once_the_first_has_waited_for_long(deadlines, waited, order):
-    assert await order_of(deadlines, waited=waited) == order
-
-
-@pytest.mark.parametrize(("seconds", "is_granted"), [(3.0, False), (3.1, True)])
-async def test_soon_after_a_storm_a_call_may_go_beyond_the_maximum_again(seconds, is_granted):
-    time = doubles.FakeTime()
-    shut = fixed(8, time)
-    held = [Permit(shut, Lane("work")) for _ in range(8)]
-    for permit in held:
-        await permit.acquire()
-    shut.overloaded(held[0])
-    time.now = seconds
-    async with anyio.create_task_group() as tasks:
-        call = await waiting_for(shut, shut.kind("settings").interactive, tasks)
-        assert call.is_held is is_granted
-        tasks.cancel_scope.cancel()
-
-
-async def test_a_call_leaves_the_line_when_twice_its_usual_time_is_left():
-    time = doubles.FakeTime()
-    shut = fixed(1, time)
-    shut.kind("work").took(0.5, math.inf)
-    lane = shut.kind("work").interactive
-    for until, leaves in ((10.0, 9.0), (2.0, 1.0), (1.0, 0.5), (math.inf, math.inf)):
-        permit = Permit(shut, lane, until)
-        await permit.acquire()
-        assert permit.leaves_at == leaves
-        permit.release()
-
-
 async def test_a_closed_gate_waits_for_no_pace():
     time = doubles.FakeTime()
     shut = fixed(2, time)
@@ -864,15 +308,6 @@ async def test_a_closed_gate_waits_for_no_pace():
     permit.release()
 
 
-async def test_a_permit_with_little_time_left_is_granted_and_renewed():
-    time = doubles.FakeTime()
-    shut = fixed(2, time)
-    permit = Permit(shut, Lane("work"), until=0.5)
-    assert await permit.acquire()
-    assert permit.renew()
-    permit.release()
-
-
 async def test_the_wait_for_a_permit_ends_at_the_deadline():
     shut = doubles.gate(1)
     holder, late = Permit(shut, Lane("work")), Permit(shut, Lane("work"), until=shut.clock() + 0.01)
@@ -881,74 +316,6 @@ async def test_the_wait_for_a_permit_ends_at_the_deadline():
         assert not await late.acquire()
     assert shut.waiting == 0
     holder.release()
-
-
-async def test_a_permit_is_renewed_during_the_hold_of_another_kind():
-    time = doubles.FakeTime()
-    shut = fixed(2, time)
-    permit = Permit(shut, Lane("work"))
-    await permit.acquire()
-    shut.hold(5.0, "other")
-    assert permit.renew()
-    permit.release()
-
-
-async def test_a_permit_that_is_not_renewed_makes_place_for_another_kind():
-    shut = doubles.gate(2)
-    lane = Lane("work")
-    held = [Permit(shut, lane) for _ in range(2)]
-    for permit in held:
-        await permit.acquire()
-    async with anyio.create_task_group() as tasks:
-        other = await waiting_for(shut, Lane("other"), tasks)
-        shut.kind("work").adaptive._limit = 1.0
-        assert not held[0].renew()
-        assert other.is_held
-        other.release()
-        held[1].release()
-
-
-async def test_after_a_renewal_with_nobody_else_nine_interactive_calls_go_first():
-    shut, lane, order = doubles.gate(1), Lane("work"), []
-    permit = Permit(shut, lane)
-    await permit.acquire()
-    shut._turns.in_a_row = 9
-    assert permit.renew()
-
-    async def use(name: str, lane: Lane) -> None:
-        each = Permit(shut, lane)
-        await each.acquire()
-        order.append(name)
-        each.release()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(use, "other", lane)
-        await wait_all_tasks_blocked()
-        for _ in range(12):
-            tasks.start_soon(use, "call", shut.kind("work").interactive)
-            await wait_all_tasks_blocked()
-        permit.release()
-    assert order == ["call"] * 9 + ["other"] + ["call"] * 3
-
-
-async def test_lanes_of_different_kinds_take_turns():
-    shut, order = doubles.gate(1), []
-    lanes = [Lane("one"), Lane("two")]
-    holder = Permit(shut, Lane("work"))
-    await holder.acquire()
-
-    async def use(lane: Lane) -> None:
-        permit = Permit(shut, lane)
-        await permit.acquire()
-        order.append(lane.kind)
-        permit.release()
-
-    async with anyio.create_task_group() as tasks:
-        for lane in (*[lanes[0]] * 4, *[lanes[1]] * 4):
-            tasks.start_soon(use, lane)
-            await wait_all_tasks_blocked()
-        holder.release()
-    assert order == ["one", "two"] * 4
 
 
 @pytest.mark.parametrize("wakes", [False, True])
@@ -964,40 +331,6 @@ async def test_a_gate_that_is_closed_closes_its_outage_in_the_same_way(wakes):
     outage = Closed()
     Gate(2, clock=time.clock, sleep=time.sleep, random=lambda: 0.0, outage=outage).close(wakes=wakes)
     assert outage.told.pop() is wakes
-
-
-# --- The spans of time in which somebody waited
-
-
-def test_waits_that_overlap_are_one_span():
-    waits = BusyIntervals()
-    waits.begin("a", 1.0)
-    waits.begin("b", 2.0)
-    waits.end("a", 3.0)
-    waits.end("a", 3.5)  # again
-    waits.end("b", 4.0)
-    waits.begin("c", 6.0)
-    waits.end("c", 7.0)
-    assert waits.within(0.0, 9.0) == 4.0
-    assert waits.within(1.5, 6.5) == 3.0
-    assert waits.within(4.0, 6.0) == 0.0
-    assert waits.within(5.0, 5.5) == 0.0
-
-
-def test_a_span_that_lasts_counts_up_to_the_moment():
-    waits = BusyIntervals()
-    waits.begin("a", 1.0)
-    assert (waits.within(0.0, 3.0), waits.within(2.0, 3.0), waits.within(0.0, 0.5)) == (2.0, 1.0, 0.0)
-
-
-def test_only_the_latest_waits_are_known():
-    waits = BusyIntervals()
-    for at in range(300):
-        waits.begin("a", at)
-        waits.end("a", at + 0.5)
-    assert waits.within(0.0, 300.0) == 128.0
-    assert waits.within(0.0, 44.0) == 0.0
-    assert waits.within(43.0, 45.0) == 0.5
 
 
 # --- A limit below one
@@ -1037,3 +370,194 @@ def test_a_few_responses_that_hardly_come_in_time_end_a_row():
         assert not kind.was_cut_off(0.3, now)
         for _ in range(4):
             kind.took(0.2, callers=0.3)
+
+
+# --- Holds
+
+
+async def test_a_wait_is_for_the_hold_of_its_own_kind_and_leaves_nothing_behind():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    shut.hold(5.0, "one")
+    shut.kind("other").held_until = 1.0
+    permit = Permit(shut, Lane("other"))
+    await permit.acquire()
+    assert time.slept == [1.0]
+    assert shut._held_back == set()
+    permit.release()
+
+
+async def test_attempts_that_cannot_begin_yet_are_distinguished_from_those_that_run():
+    told = []
+
+    async def sleep(seconds: float) -> None:
+        told.append((shut.at_work, shut.in_wait))
+        time.now += seconds
+
+    time = doubles.FakeTime()
+    shut = Gate(2, clock=time.clock, sleep=sleep, random=lambda: 0.0)
+    other, permit = Permit(shut, Lane("other")), Permit(shut, Lane("work"))
+    await other.acquire()
+    shut.hold(5.0, "work")
+    permit.kind.pace.refused(5.0)
+    await permit.acquire()
+    assert told == [(1, 1), (1, 1)]  # first the hold, then the pace
+    assert (shut.at_work, shut.in_wait) == (2, 0)
+    other.release()
+    permit.release()
+    assert (shut.at_work, shut.in_wait) == (0, 0)
+
+
+async def test_a_hold_of_all_is_about_no_kind():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    shut.hold(1.0)
+    assert shut._kinds == {}
+    shut.hold(1.0, "one")
+    shut.hold(2.0)
+    assert set(shut._kinds) == {"one"}
+
+
+async def test_a_held_gate_grants_no_permit_before_the_end_of_the_hold():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    shut.hold(5)
+    shut.hold(2)
+    permit = Permit(shut, Lane("work"))
+    await permit.acquire()
+    assert (time.now, time.slept) == (5.5, [5.5])  # spread over a tenth of the hold
+    permit.release()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "random", "slept"), [(5, 0.0, 5.0), (5, 0.5, 5.25), (10, 1.0, 11.0), (300, 1.0, 301.0)]
+)
+async def test_waiters_resume_within_a_tenth_of_the_hold_and_within_a_second(seconds, random, slept):
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: random)
+    shut.hold(seconds)
+    await Permit(shut, Lane("work")).acquire()
+    assert time.slept == [pytest.approx(slept)]
+
+
+@pytest.mark.parametrize(("held_at", "slept"), [(5.0, 5 + 1.0), (6.0, 5 + 0.5)])
+async def test_the_hold_that_ends_later_or_that_of_all_kinds_says_how_waiters_spread(held_at, slept):
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    shut.hold(10)
+    time.now = held_at
+    shut.hold(5, "work")
+    await Permit(shut, Lane("work")).acquire()
+    assert time.slept == [pytest.approx(slept)]
+
+
+async def test_the_longest_of_all_holds_is_reported():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    assert (shut.held_for(), shut.held_for(shut.kind("work"))) == (0.0, 0.0)
+    shut.hold(5, "work")
+    assert (shut.held_for(), shut.held_for(shut.kind("work")), shut.held_for(shut.kind("other"))) == (5, 5, 0)
+    time.now = 4.0
+    shut.hold(2)
+    assert (shut.held_for(), shut.held_for(shut.kind("work")), shut.held_for(shut.kind("other"))) == (2, 2, 2)
+    time.now = 6.0
+    assert shut.held_for() == 0.0
+
+
+async def test_no_permit_is_held_during_a_hold():
+    time = doubles.FakeTime()
+    running: list[int] = []
+
+    async def sleep(seconds: float) -> None:
+        running.append(shut.running)
+        await time.sleep(seconds)
+
+    shut = Gate(1, clock=time.clock, sleep=sleep, random=lambda: 1.0)
+    shut.hold(5)
+    permit = Permit(shut, Lane("work"))
+    await permit.acquire()
+    assert running == [0]
+    permit.release()
+
+
+async def test_a_permit_granted_during_a_hold_is_released_until_its_end():
+    time = doubles.FakeTime()
+    shut = fixed(1, time)
+    first, second = Permit(shut, Lane("work")), Permit(shut, Lane("work"))
+    await first.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.acquire)
+        await wait_all_tasks_blocked()
+        shut.hold(5)
+        first.release()
+    assert (time.slept, shut.running) == ([5], 1)
+    second.release()
+
+
+async def test_a_hold_is_about_one_kind_of_work_unless_two_are_held():
+    time = doubles.FakeTime()
+    shut = fixed(4, time)
+    for kind in ("quotas", "bulk", "settings"):
+        shut.kind(kind)
+    shut.hold(10, "quotas")
+    assert [shut.held_for(shut.kind(kind)) for kind in ("quotas", "bulk", "settings")] == [10, 0, 0]
+    shut.hold(5, "quotas")
+    assert shut.held_for(shut.kind("bulk")) == 0
+    shut.hold(3, "settings")
+    assert [shut.held_for(shut.kind(kind)) for kind in ("quotas", "bulk", "settings")] == [10, 3, 3]
+    assert shut.held_for() == 10
+
+
+async def test_a_closed_gate_ignores_holds():
+    shut = doubles.gate(1)
+    shut.hold(60)
+    shut.close(wakes=True)
+    shut.hold(60)
+    assert shut.held_for() == 0
+
+
+async def test_a_hold_that_outlasts_the_deadline_is_not_waited_for():
+    time = doubles.FakeTime()
+    shut = Gate(1, clock=time.clock, sleep=time.sleep, random=lambda: 1.0)
+    shut.hold(5)
+    for until, is_granted in ((5.0, False), (5.5, False), (5.6, True)):
+        permit = Permit(shut, Lane("work"), until=until)
+        assert await permit.acquire() is is_granted
+        permit.release()
+    assert time.slept == [5.5]
+
+
+async def test_a_permit_that_is_withdrawn_during_a_hold_is_not_waited_for_again():
+    time = doubles.FakeTime()
+    permits: list[Permit] = []
+
+    async def sleep(seconds: float) -> None:
+        await time.sleep(seconds)
+        permits[0].withdraw()
+
+    shut = Gate(1, clock=time.clock, sleep=sleep, random=lambda: 0.0)
+    shut.hold(5.0)
+    permits.append(Permit(shut, Lane("work")))
+    assert not await permits[0].acquire()
+    assert shut.running == 0
+
+
+async def test_a_hold_is_over_at_its_end_and_then_for_no_time():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    shut.hold(5.0, "one")
+    time.now = 5.0
+    shut.hold(5.0, "two")  # no other kind is held now, so it is about this one only
+    assert (shut.held_for(shut.kind("one")), shut.held_for(shut.kind("two"))) == (0.0, 5.0)
+    time.now = 60.0
+    assert shut.held_for(shut.kind("one")) == shut.held_for() == 0.0
+
+
+async def test_a_permit_is_renewed_during_the_hold_of_another_kind():
+    time = doubles.FakeTime()
+    shut = fixed(2, time)
+    permit = Permit(shut, Lane("work"))
+    await permit.acquire()
+    shut.hold(5.0, "other")
+    assert permit.renew()
+    permit.release()

@@ -16,6 +16,7 @@ import trustme
 from fault_server import PROCESSED, RIGHT, FaultServer, answer, tls_server, wait
 from kit import ONCE, call
 from real_proxies import PASSWORD, nginx_that_asks_who, squid, tinyproxy
+from wire_kit import client_of
 
 from sampling_async import BadRequestError, RetryPolicy, SamplingClient, SamplingError, TransportError
 
@@ -27,11 +28,6 @@ ENDPOINTS = ["get_settings", "get_quotas", "generate_invite", "bulk_invite", "re
 def proxy(request):
     with PROXIES[request.param]() as url:
         yield url
-
-
-def client_of(url: str, **options) -> SamplingClient:
-    given = {"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "retry": ONCE}
-    return SamplingClient(url, **given | options)
 
 
 def trusting(path: str) -> ssl.SSLContext:

@@ -1,24 +1,14 @@
-"""A watch: polls, pauses, states, closings, and the cache."""
+"""A watch: polls, pauses, states, and what ends it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
-import stat
-import threading
-from datetime import UTC, datetime
 from math import inf
-from types import SimpleNamespace
 
 import anyio
-import doubles
-import httpx
-import inventories
 import pytest
-from attrs import evolve
-from watch_kit import FakeService, HandClock, ids_of, inventory, one, settle, watch_of
+from watch_kit import FakeService, HandClock, ids_of, inventory, moment, settle, watch_of, watching
 
 from sampling_async import (
     ClientClosedError,
@@ -26,21 +16,10 @@ from sampling_async import (
     ForbiddenError,
     InvalidRequestError,
     OutageError,
-    RetryPolicy,
     ServerError,
     TransportError,
 )
-from sampling_async._contract.records import leave_out
-from sampling_async._pacing.loops import let_go
-from sampling_async._watch import watch as _watch
-from sampling_async._watch.cache import CacheFile
-from sampling_async._watch.reader import PollSchedule
 from sampling_async.simulator import Fault, Simulator, VirtualClock
-
-
-def moment(clock: HandClock, seconds: float = 0) -> datetime:
-    return datetime.fromtimestamp(clock() + seconds, UTC)
-
 
 # --- States and pauses
 
@@ -66,130 +45,6 @@ async def test_a_watch_holds_the_newest_inventory():
     assert ids_of(watch.quotas) == [2, 3]
 
 
-async def test_a_watch_says_which_surveys_its_inventory_lacks():
-    clock, lacks = HandClock(), (DecodeError("$.Surveys[1].LOI", "expected a whole number, found null"),)
-    async with watch_of(FakeService(leave_out(inventory(1, 2), lacks)), clock) as watch:
-        await watch.ready()
-        assert watch.quotas.left_out == lacks
-        watch.close_quota(1)
-        assert (ids_of(watch.quotas), watch.quotas.left_out) == ([2], lacks)
-
-
-def poll_of(*quota_ids: int, lacks: tuple[tuple[int | None, int | None], ...] = (), **changes):
-    """Return an inventory that lacks surveys; `lacks` has the ID and the wave of each."""
-    errors = [DecodeError(f"$.Surveys[{at}].LOI", "expected a whole number, found null") for at in range(9)]
-    return leave_out(inventory(*quota_ids, **changes), errors[: len(lacks)], lacks)
-
-
-async def kinds_until_now(changes) -> list[tuple[str, int]]:
-    found = []
-    with anyio.move_on_after(0.01):
-        async for change in changes:
-            found.append((change.kind, change.survey_id))
-    return found
-
-
-@pytest.mark.parametrize("lacks", [(200, 1), (200, None), (None, 1), (None, None)])
-async def test_a_survey_that_lacks_a_value_stays_as_it_was_until_it_is_really_gone(lacks):
-    clock, service = HandClock(), FakeService(inventory(1, 2, 3))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        async with watch.changes() as changes:
-            assert ("synced", 0) in await kinds_until_now(changes)
-            service.inventory = poll_of(1, 3, lacks=(lacks,))
-            for _ in range(2):
-                await watch.refresh()
-                assert sorted(ids_of(watch.quotas)) == [1, 2, 3]
-                assert len(watch.quotas.left_out) == 1
-                assert watch.is_open(2)
-            assert await kinds_until_now(changes) == []
-            service.inventory = poll_of(1, 3, lacks=(lacks,), loi=77)
-            await watch.refresh()
-            assert await kinds_until_now(changes) == [("loi", 100), ("loi", 300)]
-            service.inventory = inventory(1, 2, 3, loi=77)
-            await watch.refresh()
-            assert await kinds_until_now(changes) == [("loi", 200)]
-            service.inventory = inventory(1, 3, loi=77)
-            await watch.refresh()
-            assert await kinds_until_now(changes) == [("quota_closed", 200), ("survey_closed", 200)]
-            assert ids_of(watch.quotas) == [1, 3]
-
-
-@pytest.mark.parametrize("lacks", [(200, 1), (200, None), (None, 2), (200, 2)])
-async def test_a_survey_closes_beside_another_one_that_lacks_a_value(lacks):
-    clock, service = HandClock(), FakeService(inventory(1, 2, 3))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        service.inventory = poll_of(1, lacks=(lacks,))
-        await watch.refresh()
-        assert ids_of(watch.quotas) == ([1, 2] if lacks[1] != 2 else [1])
-
-
-@pytest.mark.parametrize("when", ["before", "while polling", "after"])
-@pytest.mark.parametrize("lacks", [(200, 1), (None, None)])
-async def test_what_was_said_to_be_closed_stays_closed_in_a_survey_that_lacks_a_value(when, lacks):
-    clock, service = HandClock(), FakeService(inventory(1, 2, 3))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        if when == "before":
-            assert watch.close_quota(2)
-        service.inventory = poll_of(1, 3, lacks=(lacks,))
-        if when == "while polling":
-            gate = service.hold()
-            watch.refresh_soon()
-            await clock.advance(5)
-            assert service.running == 1
-            assert watch.close_quota(2)
-            gate.set()
-            await settle()
-        else:
-            await watch.refresh()
-        if when == "after":
-            assert watch.close_survey(200)
-        await watch.refresh()
-        assert (ids_of(watch.quotas), watch.is_open(2)) == ([1, 3], False)
-        service.inventory = inventory(1, 2, 3)
-        await watch.refresh()
-        assert ids_of(watch.quotas) == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "nulls", [{"LOI": None}, {"LOI": None, "WaveID": None}, {"LOI": None, "SurveyID": None}, {"Quotas": None}]
-)
-@pytest.mark.parametrize("head", [{}, {"N": {}}])  # read in parts, and as a whole
-async def test_a_survey_with_a_null_is_kept_as_it_was(nulls, head):
-    other, whole = inventories.survey(SurveyID=13, Quotas=[]), inventories.survey()
-    misspelled = {"SurveyId": 11} | whole | nulls
-    del misspelled["SurveyID"]
-    surveys = [other, whole]
-    service = doubles.Service(
-        lambda _: httpx.Response(200, json=head | inventories.quotas() | {"Surveys": surveys})
-    )
-    async with doubles.client(service) as client, client.watch_quotas() as watch:
-        await watch.ready()
-        for each in (whole | nulls, misspelled, whole):
-            surveys = [other, each]
-            quotas = await watch.refresh()
-            assert [survey.survey_id for survey in quotas.surveys] == [13, 11]
-            assert len(quotas.left_out) == (each is not whole)
-        surveys = [other]
-        assert [survey.survey_id for survey in (await watch.refresh()).surveys] == [13]
-
-
-async def test_a_strict_watch_keeps_the_inventory_before_one_that_lacks_a_survey():
-    body = inventories.quotas()
-    service = doubles.Service(lambda _: httpx.Response(200, json=body))
-    async with doubles.client(service, retry=RetryPolicy(max_attempts=1)) as client:
-        async with client.watch_quotas(strict=True) as watch:
-            await watch.ready()
-            body["Surveys"][0]["LOI"] = None
-            before = watch.quotas
-            with pytest.raises(DecodeError):
-                await watch.refresh()
-            assert watch.quotas == before
-            assert watch.last_error.path == "$.Surveys[0].LOI"
-
-
 @pytest.mark.parametrize(("random", "due"), [(0.0, 54), (0.5, 60), (1.0, 66)])
 async def test_the_pause_has_a_jitter_of_a_tenth(random, due):
     clock, service = HandClock(), FakeService(inventory(1))
@@ -205,9 +60,7 @@ async def test_the_pause_has_a_jitter_of_a_tenth(random, due):
     [DecodeError("$", "odd"), OutageError("away"), TransportError("cut"), ServerError("bad", status=500)],
 )
 async def test_failures_are_kept_and_the_pauses_grow(error):
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
+    async with watching(inventory(1)) as (watch, service, clock):
         service.error = error
         await clock.advance(60)
         assert watch.last_error is error
@@ -237,9 +90,7 @@ async def test_a_service_that_never_answered_is_failing():
 
 
 async def test_max_age_decides_when_a_watch_is_failing():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock, max_age=70) as watch:
-        await watch.ready()
+    async with watching(inventory(1), max_age=70) as (watch, service, clock):
         service.error = ServerError("bad", status=500)
         await clock.advance(69)
         assert watch.status == "ready"
@@ -248,9 +99,7 @@ async def test_max_age_decides_when_a_watch_is_failing():
 
 
 async def test_after_a_403_polls_are_rare_until_two_have_succeeded():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
+    async with watching(inventory(1)) as (watch, service, clock):
         service.error = ForbiddenError("no", status=403)
         await clock.advance(60)
         await clock.advance(119)
@@ -271,9 +120,7 @@ async def test_after_a_403_polls_are_rare_until_two_have_succeeded():
 
 
 async def test_the_successes_after_a_403_come_in_a_row():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
+    async with watching(inventory(1)) as (_, service, clock):
         for error, seconds in (
             (ForbiddenError("no", status=403), 60),
             (ServerError("bad", status=500), 120),
@@ -290,22 +137,13 @@ async def test_the_successes_after_a_403_come_in_a_row():
             assert service.polls == before + 1
 
 
-async def test_a_retry_after_of_a_year_is_not_kept():
+@pytest.mark.parametrize(("retry_after", "due"), [(50.0, 50), (31_536_000.0, 300)])
+async def test_a_longer_retry_after_is_kept_but_not_one_of_a_year(retry_after, due):
     clock, service = HandClock(), FakeService(inventory(1))
     service.error = error = ServerError("bad", status=503)
-    error.retry_after = 31_536_000.0
+    error.retry_after = retry_after
     async with watch_of(service, clock):
-        await clock.advance(300)
-        assert service.polls == 2
-
-
-async def test_a_longer_retry_after_is_kept():
-    clock, service = HandClock(), FakeService(inventory(1))
-    error = ServerError("bad", status=503)
-    error.retry_after = 50.0
-    service.error = error
-    async with watch_of(service, clock):
-        await clock.advance(49)
+        await clock.advance(due - 1)
         assert service.polls == 1
         await clock.advance(1)
         assert service.polls == 2
@@ -440,9 +278,7 @@ async def test_a_watch_may_be_left_in_another_task():
 
 
 async def test_ten_callers_cost_one_poll():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
+    async with watching(inventory(1)) as (watch, service, _):
         service.inventory = inventory(2)
         found: list[list[int]] = []
 
@@ -457,9 +293,7 @@ async def test_ten_callers_cost_one_poll():
 
 
 async def test_a_poll_that_began_before_does_not_count():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
+    async with watching(inventory(1)) as (watch, service, clock):
         gate = service.hold()
         await clock.advance(60)
         assert service.running == 1
@@ -480,21 +314,18 @@ async def test_a_poll_that_began_before_does_not_count():
 
 
 async def test_a_failed_poll_is_raised_to_those_who_asked():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        service.error = ServerError("bad", status=500)
+    async with watching(inventory(1)) as (watch, service, _):
+        service.error = ServerError("bad", status=500, delivery="answered")
         with pytest.raises(ServerError) as caught:
             await watch.refresh()
-        assert caught.value is not watch.last_error
+        assert caught.value is not watch.last_error  # each caller has its own, with what became of the poll
+        assert caught.value.delivery == "answered"
         service.error = None
         assert ids_of(await watch.refresh()) == [1]  # without the pause for failures
 
 
 async def test_a_caller_that_is_cancelled_leaves_the_others_alone():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
+    async with watching(inventory(1)) as (watch, service, _):
         gate = service.hold()
         done: list[bool] = []
 
@@ -512,9 +343,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_alone():
 
 
 async def test_a_poll_can_be_requested_without_a_hurry():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
+    async with watching(inventory(1)) as (watch, service, clock):
         for _ in range(3):
             watch.refresh_soon()
         watch.refresh_soon(moment(clock, -1))  # a poll has begun since
@@ -533,396 +362,13 @@ async def test_a_poll_can_be_requested_without_a_hurry():
 
 
 async def test_the_running_poll_knows_what_came_before_it():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
+    async with watching(inventory(1)) as (watch, service, clock):
         gate = service.hold()
         await clock.advance(60)
         watch.refresh_soon(moment(clock, -1))
         gate.set()
         await clock.advance(59)
         assert service.polls == 2
-
-
-# --- Closings
-
-
-async def test_a_closing_takes_effect_at_once():
-    clock, service = HandClock(), FakeService(inventory(1, 2, 3))
-    async with watch_of(service, clock) as watch:
-        assert not watch.close_quota(3)  # before the first poll, which decides
-        await watch.ready()
-        assert watch.close_quota(1)
-        assert not watch.close_quota(1)
-        assert not watch.close_quota(99)
-        assert ids_of(watch.quotas) == [2, 3]
-        assert watch.close_survey(200, 1)
-        assert not watch.close_survey(200, 7)
-        assert watch.close_survey(300)
-        assert ids_of(watch.quotas) == []
-        assert sorted(watch.hidden()) == [1, 2, 3]
-        # A poll that began later decides.
-        await watch.refresh()
-        assert watch.quotas is service.inventory
-
-
-async def test_a_poll_that_began_before_the_closing_does_not_open_again():
-    clock, service = HandClock(), FakeService(inventory(1, 2, 3))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        gate = service.hold()
-        await clock.advance(60)
-        assert watch.close_quota(1)
-        assert watch.close_survey(200)
-        gate.set()
-        await settle()
-        assert service.polls == 2
-        assert ids_of(watch.quotas) == [3]
-        await clock.advance(60)
-        assert ids_of(watch.quotas) == [1, 2, 3]
-
-
-async def test_only_the_closed_quotas_of_a_survey_are_gone():
-    clock = HandClock()
-    (first,), (second,) = inventory(1).surveys[0].quotas, inventory(2).surveys[0].quotas
-    service = FakeService(evolve(inventory(1), surveys=(one(1), evolve(one(5), quotas=(first, second)))))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        watch.close_quota(1)  # listed by two surveys, against the contract
-        assert ids_of(watch.quotas) == [2]
-
-
-async def test_the_time_of_a_closing_is_compared_with_the_polls():
-    clock, service = HandClock(), FakeService(inventory(1, 2, 3))
-    watch = watch_of(service, clock)
-    assert not watch.close_quota(1, at=moment(clock))
-    async with watch:
-        await watch.ready()
-        assert not watch.close_quota(1, at=moment(clock, -1))  # the poll knew of it
-        assert not watch.close_survey(100, at=moment(clock, -1))
-        assert watch.close_quota(1, at=moment(clock, +1))
-        gate = service.hold()
-        await clock.advance(60)
-        assert watch.close_quota(2, at=moment(clock, -1))  # the running poll knows of it
-        assert watch.close_quota(3, at=moment(clock))
-        gate.set()
-        await settle()
-        assert ids_of(watch.quotas) == [1, 2]
-        gate = service.hold()
-        await clock.advance(60)
-        assert watch.close_quota(2, at=moment(clock, +1))
-        assert not watch.close_quota(2, at=moment(clock, -1))  # told again, and older: the newer one counts
-        gate.set()
-        await settle()
-        assert ids_of(watch.quotas) == [1, 3]
-        with pytest.raises(InvalidRequestError, match="time zone"):
-            watch.close_quota(1, at=datetime(2026, 1, 1))  # noqa: DTZ001
-
-
-async def test_a_closing_while_a_new_inventory_is_arranged(monkeypatch):
-    clock, service = HandClock(), FakeService(inventory(*range(1, 30)))
-    fill = _watch.Shown.fill
-
-    async def slowly(shown, *arguments):
-        changed = await fill(shown, *arguments)
-        if shown.poll == 2:
-            assert watch.close_quota(1)
-            assert watch.close_survey(200)
-            assert not watch.close_quota(50)
-        return changed
-
-    monkeypatch.setattr(_watch.Shown, "fill", slowly)
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        service.inventory = inventory(*range(1, 31))
-        await watch.refresh()
-        assert ids_of(watch.quotas) == list(range(3, 31))
-        await watch.refresh()
-        assert ids_of(watch.quotas) == list(range(1, 31))
-
-
-async def test_a_closing_before_a_poll_does_not_count_while_that_poll_is_arranged(monkeypatch):
-    clock, service = HandClock(), FakeService(inventory(1, 2))
-    fill, told = _watch.Shown.fill, []
-
-    async def slowly(shown, *arguments):
-        changed = await fill(shown, *arguments)
-        if shown.poll == 2:
-            watch.close_quota(1, at=moment(clock, -1))
-            watch.close_survey(200, at=moment(clock, -1))
-        return changed
-
-    monkeypatch.setattr(_watch.Shown, "fill", slowly)
-    async with watch_of(service, clock) as watch, watch.changes() as changes:
-        await watch.ready()
-        await clock.advance(30)
-        await watch.refresh()
-        assert ids_of(watch.quotas) == [1, 2]
-        with anyio.move_on_after(60):
-            while len(told) < 5:
-                change = await anext(changes)
-                told.append((change.kind, change.quota_id))
-    assert [each for each in told if each[0] == "quota_opened"] == [("quota_opened", 1), ("quota_opened", 2)]
-
-
-async def test_closings_count_after_the_clock_was_set_back():
-    clock, wall, service = HandClock(), HandClock(), FakeService(inventory(1, 2, 3))
-    async with watch_of(service, clock, wall_clock=wall) as watch:
-        await watch.ready()
-        clock.now, wall.now = clock.now + 10, wall.now - 3600
-        assert watch.close_quota(1, at=moment(wall))
-        gate = service.hold()
-        await clock.advance(50)
-        wall.now -= 3600
-        assert watch.close_quota(2, at=moment(wall))
-        gate.set()
-        await settle()
-        assert ids_of(watch.quotas) == [1, 3]
-
-
-class Odd:
-    def __index__(self) -> int:
-        return 1
-
-
-async def test_ids_are_whole_numbers_of_any_kind(monkeypatch):
-    clock, service = HandClock(), FakeService(inventory(1, 2))
-    fill = _watch.Shown.fill
-
-    async def slowly(shown, *arguments):
-        if shown.poll == 2:
-            watch.close_quota(Odd())
-        return await fill(shown, *arguments)
-
-    monkeypatch.setattr(_watch.Shown, "fill", slowly)
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        await watch.refresh()
-        assert ids_of(watch.quotas) == [2]
-        for wrong in ("1", None, 1.0, True, [1]):
-            with pytest.raises(InvalidRequestError, match="quota_id must be a whole number"):
-                watch.close_quota(wrong)
-            with pytest.raises(InvalidRequestError, match="survey_id must be a whole number"):
-                watch.close_survey(wrong)
-        with pytest.raises(InvalidRequestError, match="wave_id must be a whole number"):
-            watch.close_survey(1, "2")
-        with pytest.raises(
-            InvalidRequestError, match=r"^at is a datetime with a time zone, such as datetime\.now\(UTC\)$"
-        ):
-            watch.close_quota(1, at="2026-11-22T10:00:00Z")
-        assert ids_of(watch.quotas) == [2]
-
-
-async def test_a_survey_that_is_listed_twice_counts_once():
-    clock, service = HandClock(), FakeService(inventory(1, 2))
-    twice = evolve(one(3), quotas=one(3).quotas * 2)
-    service.inventory = evolve(service.inventory, surveys=(*service.inventory.surveys, one(1, loi=99), twice))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        assert watch.quotas.surveys == (one(1), one(2), twice)
-        watch.close_quota(2)
-        assert watch.quotas.surveys == (one(1), twice)
-        watch.close_quota(3)
-        assert watch.quotas.surveys == (one(1),)
-
-
-# --- Held back
-
-
-async def test_an_inventory_that_is_suddenly_near_empty_is_held_back_once(caplog):
-    clock, service = HandClock(), FakeService(inventory(*range(1, 31)))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        service.inventory = inventory(1, 2)
-        await clock.advance(60)
-        assert watch.held_back
-        assert len(ids_of(watch.quotas)) == 30
-        assert caplog.messages[-1] == "an inventory of 2 quotas is held back for one poll: there were 30"
-        service.inventory = inventory(*range(1, 29))
-        await clock.advance(60)
-        assert not watch.held_back
-        assert len(ids_of(watch.quotas)) == 28
-        service.inventory = inventory(1, 2)
-        await clock.advance(60)
-        assert (watch.held_back, watch.age) == (True, 60)
-        await clock.advance(60)
-        assert not watch.held_back
-        assert ids_of(watch.quotas) == [1, 2]
-        service.inventory = inventory()  # two quotas may close
-        await clock.advance(60)
-        assert ids_of(watch.quotas) == []
-
-
-# --- The cache
-
-
-def cache_at(path, owner: str = "me", max_age: float = 1000) -> CacheFile:
-    return CacheFile(path, owner, max_age)
-
-
-async def filled(path, clock) -> None:
-    service = FakeService(inventory(1, 2, 3))
-    async with watch_of(service, clock, cache=cache_at(path)) as watch:
-        await watch.ready()
-        service.inventory = inventory(1, 2)
-        await watch.refresh()
-
-
-async def test_the_last_good_inventory_is_there_at_the_next_start(tmp_path):
-    path, clock = tmp_path / "cache", HandClock()
-    await filled(path, clock)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == [path]
-    began = clock()
-    await clock.advance(100)
-    service = FakeService(inventory(2, 3))
-    gate = service.hold()
-    async with watch_of(service, clock, cache=cache_at(path)) as watch:
-        await watch.ready()
-        assert watch.status == "stale"
-        assert (watch.age, watch.since) == (100, datetime.fromtimestamp(began, UTC))
-        known = watch.quotas
-        assert known.surveys[0] == one(1)
-        gate.set()
-        await clock.advance(1)
-        assert watch.status == "ready"
-        assert ids_of(watch.quotas) == [2, 3]
-
-
-@pytest.mark.parametrize("damage", ["cut", "altered", "foreign", "other form", "empty", "page", "bytes"])
-async def test_a_cache_that_cannot_be_used_is_ignored(damage, tmp_path, caplog):
-    path, clock = tmp_path / "cache", HandClock()
-    await filled(path, clock)
-    body = path.read_bytes()
-    head, _, rest = body.partition(b"\n")
-    broken = {
-        "cut": body[:-200],
-        "altered": body.replace(b'"LOI":10', b'"LOI":11'),
-        "foreign": body,
-        "other form": json.dumps(json.loads(head) | {"form": "2"}).encode() + b"\n" + rest,
-        "empty": b"",
-        "page": b"<html>\n</html>\n",
-        "bytes": b"\xff\xfe" + body,
-    }
-    path.write_bytes(broken[damage])
-    service = FakeService(inventory(7))
-    async with watch_of(service, clock, cache=cache_at(path, "you" if damage == "foreign" else "me")) as watch:
-        await watch.ready()
-        assert ids_of(watch.quotas) == [7]
-    assert "is not used" in caplog.text
-
-
-async def test_a_cache_that_is_too_old_is_ignored(tmp_path):
-    path, clock = tmp_path / "cache", HandClock()
-    await filled(path, clock)
-    clock.now += 1001
-    service = FakeService(inventory(7))
-    async with watch_of(service, clock, cache=cache_at(path)) as watch:
-        await watch.ready()
-        assert ids_of(watch.quotas) == [7]
-
-
-async def test_a_cache_that_cannot_be_read_or_written_is_reported(tmp_path, caplog, monkeypatch):
-    clock, service = HandClock(), FakeService(inventory(7))
-    async with watch_of(service, clock, cache=cache_at(tmp_path)) as watch:  # a folder
-        await watch.ready()
-    assert "cannot be read" in caplog.text
-    assert "cannot be written" in caplog.text
-    assert list(tmp_path.iterdir()) == []
-    async with watch_of(FakeService(inventory(7)), clock, cache=cache_at(tmp_path / "no" / "cache")) as watch:
-        await watch.ready()
-    assert caplog.text.count("cannot be written") == 2
-
-
-async def test_what_was_closed_since_the_cache_was_written_is_not_open(tmp_path, monkeypatch):
-    """Whoever tells it need not wait until the cache is loaded."""
-    path, clock = tmp_path / "cache", HandClock()
-    cache_at(path).save(inventory(1, 2), clock())
-    await clock.advance(100)
-    load, gate = CacheFile.load, threading.Event()
-
-    def slowly(self, now):
-        assert gate.wait(60)
-        return load(self, now)
-
-    monkeypatch.setattr(CacheFile, "load", slowly)
-    service = FakeService(inventory(1, 2, 3, 4))
-    service.error = ServerError("away", status=500)
-    async with watch_of(service, clock, cache=cache_at(path)) as watch:
-        await settle()
-        assert not watch.close_quota(1, at=moment(clock, -50))
-        assert not watch.close_quota(2, at=moment(clock, -150))  # the cache knew of it
-        assert not watch.close_survey(400)
-        gate.set()
-        await watch.ready()
-        await settle()
-        assert ids_of(watch.quotas) == [2]
-        service.error = None
-        await watch.refresh()  # and the poll knows of all that was told before it
-        assert ids_of(watch.quotas) == [1, 2, 3, 4]
-
-
-async def test_a_cache_is_a_regular_file(tmp_path, caplog):
-    clock = HandClock()
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", f"{tmp_path}/with\0zero"):
-        async with watch_of(FakeService(inventory(7)), clock, cache=cache_at(path)) as watch:
-            await watch.ready()
-    assert "it is no regular file" in caplog.text
-    assert caplog.text.count("cannot be read") == 2
-    (tmp_path / "pipe").unlink()
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    await filled(tmp_path / "link", clock)
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "target").is_file()
-
-
-async def test_what_a_killed_process_has_left_is_removed(tmp_path):
-    path, clock = tmp_path / "cache", HandClock()
-    old, new = tmp_path / ".cache.old.sampling_async", tmp_path / ".cache.new.sampling_async"
-    for each in (old, new):
-        each.write_text("")
-    os.utime(old, (1, 1))
-    await filled(path, clock)
-    assert set(tmp_path.iterdir()) == {path, new}  # another process may be writing that one
-
-
-async def test_without_a_thread_the_cache_is_not_written_and_the_watch_goes_on(tmp_path, monkeypatch, caplog):
-    def refused(*_):
-        raise RuntimeError("can't start new thread")
-
-    clock, service = HandClock(), FakeService(inventory(7))
-    monkeypatch.setattr(_watch, "start", refused)
-    async with watch_of(service, clock, cache=cache_at(tmp_path / "cache")) as watch:
-        await watch.refresh()
-        assert watch.status == "ready"
-    assert caplog.messages[-1] == "the inventory is not written to the cache: can't start new thread"
-
-
-@pytest.mark.parametrize("path", [5, b"x", ""])
-async def test_a_cache_is_given_by_its_path(path):
-    async with Simulator(seed=1).client() as client:
-        with pytest.raises(InvalidRequestError, match="cache must be the path of a file"):
-            client.watch_quotas(cache=path)
-
-
-async def test_a_slow_disk_gets_some_of_the_inventories(tmp_path, monkeypatch):
-    clock, service = HandClock(), FakeService(inventory(7))
-    saved: list[list[int]] = []
-    gate = anyio.Event()
-
-    class Slow:
-        over = gate
-
-    monkeypatch.setattr(_watch, "start", lambda _, quotas, __: saved.append(ids_of(quotas)) or Slow)
-    async with watch_of(service, clock, cache=cache_at(tmp_path / "cache")) as watch:
-        await watch.refresh()
-        service.inventory = inventory(8)
-        await watch.refresh()
-        assert saved == [[7]]
-        gate.set()
-        await watch.refresh()
-        assert saved == [[7], [8]]
 
 
 # --- With a client
@@ -953,56 +399,12 @@ async def test_a_client_watches_a_simulator(tmp_path):
             assert isinstance(watch.last_error, ForbiddenError)
 
 
-async def test_objects_are_let_go_one_by_one():
-    items: list[object] = [object() for _ in range(100)]
-    await let_go(items)
-    assert items == []
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "is_held_back"), [(20, 1, True), (19, 1, False), (30, 2, True), (30, 3, False)]
-)
-async def test_of_twenty_quotas_or_more_less_than_a_tenth_is_held_back(before, after, is_held_back):
-    clock, service = HandClock(), FakeService(inventory(*range(1, before + 1)))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
-        service.inventory = inventory(*range(1, after + 1))
-        await clock.advance(60)
-        assert watch.held_back is is_held_back
-
-
 async def test_changes_after_the_beginning_of_the_latest_poll_ask_for_another_one():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock) as watch:
-        await watch.ready()
+    async with watching(inventory(1)) as (watch, service, clock):
         await clock.advance(3)
         watch.refresh_soon(moment(clock, -1))
         await clock.advance(2)
         assert service.polls == 2
-
-
-async def test_who_asks_without_a_hurry_shortens_no_pause_after_a_failure():
-    clock, service = HandClock(), FakeService(inventory(1))
-    service.error = ServerError("bad", status=500)
-    async with watch_of(service, clock) as watch:
-        await settle()
-        await clock.advance(4.5)
-        assert service.polls == 1
-        watch.refresh_soon()
-        await settle()
-        assert service.polls == 1
-        await clock.advance(0.5)
-        assert service.polls == 2
-
-
-async def test_the_error_of_a_poll_says_for_each_caller_what_became_of_it():
-    clock, service = HandClock(), FakeService(inventory(1))
-    service.error = ServerError("bad", status=500, delivery="answered")
-    async with watch_of(service, clock) as watch:
-        with pytest.raises(ServerError) as caught:
-            await watch.refresh()
-    assert caught.value.delivery == "answered"
-    assert caught.value is not service.error
 
 
 async def test_each_inventory_has_a_number_and_the_one_before_is_let_go_of_in_steps(monkeypatch):
@@ -1011,7 +413,7 @@ async def test_each_inventory_has_a_number_and_the_one_before_is_let_go_of_in_st
     async def noted(items) -> None:
         let.append(list(items))
 
-    monkeypatch.setattr(_watch, "let_go", noted)
+    monkeypatch.setattr("sampling_async._watch.watch.let_go", noted)
     async with watch_of(service, clock) as watch:
         await watch.ready()
         first = watch.quotas.surveys
@@ -1024,20 +426,21 @@ async def test_each_inventory_has_a_number_and_the_one_before_is_let_go_of_in_st
 
 
 async def test_an_inventory_is_good_up_to_the_very_end_of_its_time():
-    clock, service = HandClock(), FakeService(inventory(1))
-    async with watch_of(service, clock, max_age=200.0) as watch:
-        await watch.ready()
+    async with watching(inventory(1), max_age=200.0) as (watch, _, _):
         assert watch.judged(120.0) == "ready"
         assert watch.judged(120.1) == "stale"
         assert watch.judged(200.0, has_failed=True) == "stale"
         assert watch.judged(200.1, has_failed=True) == "failing"
 
 
-def test_a_short_pause_after_a_failure_is_not_lengthened_without_a_retry_after():
-    error = ServerError("bad", status=500)
-    assert PollSchedule(0.5, lambda: 0.5).after_failure(error) == 0.5
-    error.retry_after = 0.7
-    assert PollSchedule(0.5, lambda: 0.5).after_failure(error) == 0.7
+@pytest.mark.parametrize(("retry_after", "due"), [(None, 0.5), (0.7, 0.7)])
+async def test_a_short_pause_after_a_failure_is_not_lengthened_without_a_retry_after(retry_after, due):
+    clock, service = HandClock(), FakeService(inventory(1))
+    service.error = error = ServerError("bad", status=500)
+    error.retry_after = retry_after
+    async with watch_of(service, clock, every=0.5):
+        await settle()
+        assert clock.slept == [pytest.approx(due)]
 
 
 async def test_a_failed_poll_is_logged_with_its_reason_and_the_next_one(caplog):
@@ -1058,13 +461,3 @@ async def test_the_first_poll_begins_at_once_whatever_the_clock_says():
         await settle()
         assert (service.polls, clock.now) == (1, 0.0)
         assert other.held_back is False
-
-
-async def test_a_cache_that_takes_for_ever_does_not_keep_its_watch_from_ending(tmp_path, monkeypatch):
-    never = anyio.Event()
-    monkeypatch.setattr(_watch, "start", lambda *_: SimpleNamespace(over=never))
-    monkeypatch.setattr(_watch, "_LAST_WRITE", 0.01)
-    clock, service = HandClock(), FakeService(inventory(7))
-    with anyio.fail_after(60):
-        async with watch_of(service, clock, cache=cache_at(tmp_path / "cache")) as watch:
-            await watch.refresh()

@@ -12,6 +12,7 @@ import pytest
 import trustme
 import wire
 from cryptography.hazmat.primitives import serialization
+from wire_kit import client_of
 
 from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, TransportError
 from sampling_async._wire import engine as _engine
@@ -68,10 +69,6 @@ def asking(authority: trustme.CA, **settings) -> ssl.SSLContext:
     context = server_context(authority, verify_mode=ssl.CERT_REQUIRED, **settings)
     authority.configure_trust(context)
     return context
-
-
-def client_of(url: str, **options) -> SamplingClient:
-    return SamplingClient(url, **{"panel_guid": doubles.PANEL, "api_key": doubles.KEY, "retry": ONCE} | options)
 
 
 # --- Files and variables
