@@ -6,6 +6,8 @@ The pages are in `templates/`. This module computes the figures that are not in 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._contract.currencies import label_of, unit_of
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from sampling_async.campaign._charts import Values
     from sampling_async.campaign._comparison import CampaignComparison, Figure
-    from sampling_async.campaign._summary import Conversion, Moment, QuotaFill, Summary, WaitKind
+    from sampling_async.campaign._summary import Conversion, Labels, Moment, QuotaFill, Summary, WaitKind
 
 FIRST_ENDS: Final = 15  # of so many surveys and quotas one sees at once what they have brought
 FIRST_QUOTAS: Final = 50  # so many quotas are seen at once
@@ -57,7 +59,7 @@ _WAITS: Final[dict[WaitKind, str]] = {
 }
 
 
-def report(summary: Summary, *, title: str = "Campaign") -> str:
+def report(summary: Summary, *, title: str = "Campaign", labels: Labels | None = None) -> str:
     pairs = summary.pairs
     amounts = {kind: getattr(pairs, kind) for kind in _OUTCOMES}
     sum_of = " + ".join(f"{amount:,} {_OUTCOMES[kind].lower()}" for kind, amount in amounts.items())
@@ -77,6 +79,10 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
         by_minute=_BY_MINUTE,
         lessons=_LESSONS,
         waits=_WAITS,
+        groups=[
+            (kind, list(some)) for kind, some in groupby(summary.groups, key=attrgetter("kind", "question"))
+        ],
+        labels=labels or {},
         first_ends=FIRST_ENDS,
         first_quotas=FIRST_QUOTAS,
         most_quotas=MOST_QUOTAS,
