@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from sampling_async.campaign._charts import Values
-    from sampling_async.campaign._comparison import CampaignComparison, Figure
+    from sampling_async.campaign._comparison import CampaignComparison, ComparedNight, Figure
     from sampling_async.campaign._summary import Conversion, Labels, Moment, QuotaFill, Summary, WaitKind
 
 FIRST_ENDS: Final = 15  # of so many surveys and quotas one sees at once what they have brought
@@ -31,6 +31,8 @@ FIRST_QUOTAS: Final = 50  # so many quotas are seen at once
 MOST_QUOTAS: Final = 2_000  # so many quotas are on the page
 _HOUR: Final = 3600
 _MOST_COLUMNS: Final = 168  # the hours of a week
+_MOST_NIGHTS: Final = 30  # so many are drawn
+_SHORT: Final = 10  # the name of a night below its bar
 MOST_WAITS: Final = 50  # so many waits are in the table
 
 _OUTCOMES: Final = {
@@ -110,6 +112,7 @@ def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns")
         headings=[(clean(night.name, LONGEST_NAME) or "(no name)", "n") for night in nights],
         rows=rows,
         changes=comparison.changes(),
+        trend=_trend(nights),
         codes=comparison.codes,
         asked=[night.summary.asked for night in nights],
         first=quotas[:FIRST_QUOTAS],
@@ -117,6 +120,27 @@ def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns")
         number_of_quotas=len(quotas),
         names=names,
     )
+
+
+def _trend(nights: Sequence[ComparedNight]) -> dict[str, Markup]:
+    """Return the charts of completes, and of revenue in one currency, the oldest night first."""
+    known = [night for night in nights[:_MOST_NIGHTS] if night.summary.ends is not None][::-1]
+    ends = [night.summary.ends.total for night in known if night.summary.ends is not None]
+    if len(ends) < 2:  # noqa: PLR2004  one is no trend
+        return {}
+    names = [clean(night.name, _SHORT) for night in known]
+    spans = [[each.invited * share for share in each.interval or (0.0, 0.0)] for each in ends]
+    label = "By night: " + "; ".join(
+        f"{clean(night.name, LONGEST_NAME)}: {each.completed:,} completes, by chance {low:,.0f} to {high:,.0f},"
+        f" {each.open:,} open, revenue {'not known' if each.revenue is None else f'{each.revenue:,.2f}'}"
+        for night, each, (low, high) in zip(known, ends, spans, strict=True)
+    )
+    completes = [float(each.completed) for each in ends]
+    drawn = {"Completes": charts.trend(names, completes, spans, unit="completes", label=label)}
+    revenue = [float(each.revenue) for each in ends if each.revenue is not None]
+    if len(revenue) == len(ends) and len({night.currency for night in known}) == 1:
+        drawn["Revenue"] = charts.trend(names, revenue, unit=known[0].currency, label=label)
+    return drawn
 
 
 def _currencies(summary: Summary) -> dict[int, str]:
