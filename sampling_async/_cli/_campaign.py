@@ -15,6 +15,7 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli._connection import ServiceOptions, loaded
 from sampling_async._cli._files import RATES_HELP
 from sampling_async._cli._help import Command, Group
+from sampling_async._cli._labels import LABELS_HELP, read_labels
 from sampling_async._cli._match import MatchOptions
 from sampling_async._cli._options import argument, beyond, given, names_in, option, takes
 
@@ -360,6 +361,7 @@ def report(
             "report then. Default: what the run was given.",
         ),
     ] = None,
+    labels: Annotated[Path | None, option("FILE", LABELS_HELP)] = None,
 ) -> None:
     """Write the files of a campaign again, from its ledger, even while it runs.
 
@@ -367,7 +369,7 @@ def report(
     that needs nothing else and holds no member codes.
     """
     settings = Settings(partition=partition, format=format_, notifications=notifications)
-    _with_report().write_report(folder, out or folder, settings)
+    _with_report().write_report(folder, out or folder, settings, read_labels(labels))
 
 
 @app.command(cls=Command)

@@ -30,7 +30,7 @@ from sampling_async.campaign._ledger import with_ledger
 from sampling_async.campaign._ledger_file import LEDGER_NAME
 from sampling_async.campaign._planning import plan_of
 from sampling_async.matching import Allocate
-from sampling_async.matching.panel import INVITES_LEFT, OTHERS, is_query
+from sampling_async.matching.panel import INVITES_LEFT, OTHERS, REGION, is_query
 from sampling_async.notifications import OutcomeLedger, PostgresStore
 from sampling_async.notifications._postgres import is_dsn
 
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
     from sampling_async import SamplingClient
     from sampling_async._protocol.lessons import LearnedRates
-    from sampling_async.campaign import Summary
+    from sampling_async.campaign import Labels, Summary
     from sampling_async.campaign._ledger import CampaignLedger
 
+_OTHERS: Final = OTHERS | {INVITES_LEFT, REGION}  # the columns that are not questions
 _SAVED: Final = "command"  # the fact of the ledger that holds what later commands need
 
 
@@ -155,7 +156,7 @@ class CampaignJob:
             allocate=_allocate(settings, _rates_of(settings)),
             limits=limits,
             cost=settings.cost or 0.0,
-            columns=match.renamed(OTHERS | {INVITES_LEFT}),
+            columns=match.renamed(_OTHERS),
             kinds=match.kinds(None if is_query(settings.panel) else Path(settings.panel)),
             policy=match.policy,
             leave_out=settings.earlier,
@@ -268,7 +269,7 @@ def _require_saveable(option: str, address: str) -> None:
 
 def _checked(settings: Settings) -> Settings:
     """Return settings if all can be used. They are checked before the first request, which may take long."""
-    settings.matching().renamed(OTHERS | {INVITES_LEFT})
+    settings.matching().renamed(_OTHERS)
     check_partitions(settings.partition or (), settings.format or "parquet")
     for option, value in (("--overshoot", settings.overshoot), ("--rate", settings.rate)):
         if value is not None and value <= 0:
@@ -351,13 +352,13 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings)
         view.show_comparison(comparison)
 
 
-def write_report(folder: Path, out: Path, given: Settings) -> None:
+def write_report(folder: Path, out: Path, given: Settings, labels: Labels) -> None:
     """Write the files of a campaign into a folder; what is not given is as the run had it."""
     settings = given.over(_saved_of(folder))
     campaign = Campaign(None, ledger=folder / LEDGER_NAME)
     outcomes = ledger_of_outcomes(settings)
     anyio.run(settle, campaign, outcomes)
-    write = partial(campaign.write, out, **file_options(folder, settings), outcomes=outcomes)
+    write = partial(campaign.write, out, **file_options(folder, settings), outcomes=outcomes, labels=labels)
     summary = anyio.run(write)
     for text in filter(None, (view.ends_text(summary), summary.unknown_in_words)):
         show.note(text)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # The ending of a file of age bands beside a panel: `panel.bands.json` beside `panel.parquet`.
 BANDS_SUFFIX: Final = ".bands.json"
+_MOST_BYTES: Final = 2**26
 _FORMS: Final = '{"1": 1, "9": {"rate": 0.0064, "name": "JPY"}}, or lines such as 9,0.0064,JPY'
 RATES_HELP: Final = (
     "A JSON or CSV file with the worth of one unit of each currency, and optionally its name: "
@@ -22,16 +23,26 @@ RATES_HELP: Final = (
 )
 
 
-def read_rates(file: Path | None) -> CurrencyRates | None:
-    """Return the rates and names of a file; None without one."""
-    if file is None:
-        return None
+def text_in(file: Path) -> str:
+    """Return the text of a small file, without a byte order mark."""
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        with file.open("rb") as opened:
+            body = opened.read(_MOST_BYTES + 1)
+        text = body.decode("utf-8-sig")
     except OSError as exc:
         raise InvalidRequestError(f"{file}: {exc.strerror}") from None
     except UnicodeDecodeError:
         raise InvalidRequestError(f"{file} is not UTF-8") from None
+    if len(body) > _MOST_BYTES:
+        raise InvalidRequestError(f"{file} is larger than {_MOST_BYTES >> 20} MB")
+    return text
+
+
+def read_rates(file: Path | None) -> CurrencyRates | None:
+    """Return the rates and names of a file; None without one."""
+    if file is None:
+        return None
+    text = text_in(file)
     rates: dict[int, float] = {}
     names: dict[int, str] = {}
     try:

@@ -12,6 +12,7 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, loaded
 from sampling_async._cli._files import RATES_HELP, bands_file, read_bands, read_rates
+from sampling_async._cli._labels import LABELS_HELP
 from sampling_async._cli._options import argument, given, takes
 from sampling_async.matching import MatchPolicy, QuestionKinds
 
@@ -39,6 +40,7 @@ class MatchOptions:
     html: Path | None = given(
         "FILE", "Write a page: price by LOI by IR, what the panel fits, and where room is and nobody fits."
     )
+    labels: Path | None = given("FILE", f"{LABELS_HELP} For --html.")
     column: list[str] | None = given(
         "QUESTION=NAME", "The column of the panel that holds a question; can be given several times."
     )
@@ -83,6 +85,8 @@ class MatchOptions:
             raise InvalidRequestError("give only one of --top, --requests, --allocate and --sample")
         if self.html is not None and (self.output is not None or not self.counts):
             raise InvalidRequestError("--html is about all quotas: leave out --output, --top and the like")
+        if self.labels is not None and self.html is None:
+            raise InvalidRequestError("--labels is for --html: the others show no questions")
         if self.currency_rates is not None and self.allocate is None and self.html is None:
             raise InvalidRequestError(
                 "--currency-rates is for --allocate and --html: the others compare no prices"

@@ -16,6 +16,7 @@ from sampling_async._cli import _panel_files as written
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import needs
 from sampling_async._cli._files import check_place, read_rates
+from sampling_async._cli._labels import read_labels
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.currencies import PLACES_ALONE, not_compared
 from sampling_async._contract.records import wire_name
@@ -139,6 +140,7 @@ class MatchRun:
         if options.html is not None:
             check_place("--html", options.html)
             read_rates(options.currency_rates)
+            read_labels(options.labels)
         if options.inventory is None:
             inventory: Quotas | tuple[Survey, ...] = self._service.call(lambda client: client.get_quotas())
         else:
@@ -187,11 +189,11 @@ class MatchRun:
         batches = list(results)
         rows = [row for batch in batches for row in batch.to_pylist()]
         fits = {row["quota_id"]: (row["certain"], row["possible"]) for row in rows}
-        rates = read_rates(self._options.currency_rates)
+        rates, labels = read_rates(self._options.currency_rates), read_labels(self._options.labels)
         with needs("the page"):
             from sampling_async.campaign._inventory_page import inventory_page  # noqa: PLC0415  Jinja2
 
-            page = inventory_page(surveys, fits, members=followed.members, currency_rates=rates)
+            page = inventory_page(surveys, fits, members=followed.members, currency_rates=rates, labels=labels)
             show.write_page(html, page)
         return iter(batches)
 

@@ -15,6 +15,7 @@ from sampling_async import DecodeError, to_json
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import RATES_HELP, read_rates
+from sampling_async._cli._labels import LABELS_HELP, read_labels
 from sampling_async._cli._options import JSON_LINES, MemberCode, argument, flag, option, takes
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._contract.checks import count_of
@@ -56,6 +57,7 @@ def quotas(
     ] = True,
     survey: Annotated[int | None, option("ID", "Show only this survey, with its quotas.", min=1)] = None,
     currency_rates: Annotated[Path | None, option("FILE", f"{RATES_HELP} For the table and --html.")] = None,
+    labels: Annotated[Path | None, option("FILE", f"{LABELS_HELP} For the table of --survey.")] = None,
     html: Annotated[
         Path | None,
         option("FILE", "Write a page: price by LOI by IR, what a minute is worth. With a panel: see `match`."),
@@ -65,7 +67,7 @@ def quotas(
 
     With --csv, each quota is a row.
     """
-    rates = read_rates(currency_rates)
+    rates, names = read_rates(currency_rates), read_labels(labels)
     inventory = service.call(lambda client: client.get_quotas(include_routables=routables))
     surveys = tuple(each for each in inventory.surveys if survey in {None, each.survey_id})
     if survey is not None and not surveys:
@@ -90,7 +92,7 @@ def quotas(
             screen.print(_caption(inventory))
         for each in surveys if survey is not None else ():
             screen.print(f"\n[bold]Quotas of survey {each.survey_id}, wave {each.wave_id}[/bold]")
-            screen.print(_quota_table(each.quotas))
+            screen.print(_quota_table(each.quotas, names))
 
 
 @takes(service=ServiceOptions, json=JSON_LINES, csv=True)
@@ -182,7 +184,7 @@ def quotas_table(surveys: Iterable[Survey], width: int, currencies: Mapping[int,
     return show.fitting_table(rows, _SURVEY_COLUMNS, width)
 
 
-def _quota_table(quotas: Iterable[Quota]) -> Table:
+def _quota_table(quotas: Iterable[Quota], labels: Mapping[tuple[str, str], str]) -> Table:
     numbers = ("Quota", "Required", "Remaining", "Layers", "Sub-quotas")
     table = show.new_table(*numbers, "Questions", right=numbers)
     for quota in quotas:
@@ -194,7 +196,7 @@ def _quota_table(quotas: Iterable[Quota]) -> Table:
             f"{quota.estimated_completes_remaining:,}",
             str(len(quota.layers)),
             str(len(parts)),
-            " ".join(str(question) for question in questions),
+            show.plain(", ".join(labels.get((str(each), ""), str(each)) for each in questions)),
         )
     return table
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sampling_async._protocol.lessons import Lesson, Rule
     from sampling_async.campaign._files import InviteFormat
     from sampling_async.campaign._planning import Cost, OnMembers, Panel
-    from sampling_async.campaign._summary import Summary
+    from sampling_async.campaign._summary import Labels, Summary
     from sampling_async.matching import MatchPolicy, QuestionKinds
     from sampling_async.notifications import OutcomeLedger, Settlements
     from sampling_async.notifications._stores import AnyStore
@@ -431,6 +431,7 @@ class Campaign:
         kind: InviteFormat = "parquet",
         title: str = "Campaign",
         outcomes: OutcomeLedger | None = None,
+        labels: Labels | None = None,
     ) -> Summary:
         """Write the files of the campaign to a folder, each when it is complete, and return the summary.
 
@@ -446,6 +447,7 @@ class Campaign:
             outcomes: A ledger of outcomes. With it, the report and the summary have completes, terminates,
                 revenue and reconciliations, by survey, quota and hour. Call `write` again when more surveys
                 have ended.
+            labels: What questions and answers are called in the report.
 
         Raises:
             InvalidRequestError: There is no such partition or format, a file cannot be written, or the folder
@@ -469,6 +471,7 @@ class Campaign:
                     kind=kind,
                     title=title,
                     outcomes=outcomes,
+                    labels=labels,
                 ),
                 reads=True,
             )

@@ -21,6 +21,7 @@ _WIDE: Final = 1000  # the drawing is stretched from this to the width that ther
 _FEW, _MANY = 4, 6  # ticks; texts with seconds or days are wide
 _MINUTE: Final = 60
 _DAY: Final = 86_400
+_MOST_NAMES: Final = 6  # below bars, so that a phone can show them
 _SMALLEST, _LARGEST = 3.0, 16.0  # radius of a dot
 _STEPS: Final = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800),
@@ -90,7 +91,7 @@ def _below(text: str, share: float, line: int = 1) -> Markup:
     return _tag("text", text, x=_across(share), y=_TOP + _HEIGHT + 2 + 15 * line, class_="middle")
 
 
-def _column(begin: float, width: float, scale: Scale, number: int) -> Iterator[Markup]:
+def _column(begin: float, width: float, scale: Scale, number: float) -> Iterator[Markup]:
     height = round(_HEIGHT * scale.share(number), 1)
     top = _TOP + _HEIGHT - height
     x, wide = _across(begin + width * 0.1), _across(width * 0.8)
@@ -210,6 +211,23 @@ def columns(values: Sequence[int], began: datetime, seconds: float, *, label: st
         for place, value in enumerate(values)
     )
     return _chart(label, *_grid(scale, unit), *bars, *_time_axis(span))
+
+
+def trend(
+    names: Sequence[str], values: Values, spans: Sequence[Sequence[float]] = (), *, label: str, unit: str
+) -> Markup:
+    """Return a bar for each name with its number above, and beside it a line for its span."""
+    width, every = 1 / len(names), -(-len(names) // _MOST_NAMES)
+    scale = Scale(max(map(highest, [values, *spans])))
+    drawn = [*_grid(scale, unit)]
+    for place, value in enumerate(values):
+        drawn += _column(place * width, width, scale, _drawable(value))
+    for place, ends in enumerate(spans):
+        x, (low, high) = _across((place + 0.8) * width), (_TOP + float(_up(scale, end)) for end in ends)
+        drawn.append(_tag("line", x1=x, x2=x, y1=low, y2=high, class_="span"))
+    for place in range(0, len(names), every):
+        drawn.append(_below(names[place], (place + 0.5) * width))
+    return _chart(label, *drawn)
 
 
 # --- Charts over time

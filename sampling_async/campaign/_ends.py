@@ -31,13 +31,16 @@ class _InviteOf(NamedTuple):
     survey: int
     wave: int
     at: float
+    group: int  # the number of its member's groups, see `_groups.py`
 
 
 _OF_ONE: Final = partial(total_of, rates=None)
 
 
 @define
-class _Sums:
+class EndSums:
+    """What came of some invites, until it is shown as a `Conversion`."""
+
     counts: Counter[str] = field(factory=Counter[str])
     # By currency, since a complete has the currency of its survey.
     expected: dict[int, float] = field(factory=dict[int, float])
@@ -47,7 +50,7 @@ class _Sums:
         self.counts[row.ending.value] += 1
         add_to(self.revenue, currency_id, row.revenue)
 
-    def take(self, other: _Sums) -> None:
+    def take(self, other: EndSums) -> None:
         self.counts.update(other.counts)
         for each, expected in other.expected.items():
             add_to(self.expected, each, expected)
@@ -87,48 +90,55 @@ def revenue_by_currency(found: Iterable[Conversion]) -> dict[int, Decimal]:
     return sums
 
 
-def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: OutcomeLedger) -> Ends:
-    """Return what became of a campaign's invites. It reads all outcomes, in this thread.
+def ends_of(
+    ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: OutcomeLedger
+) -> tuple[Ends, dict[int, EndSums]]:
+    """Return what became of a campaign's invites, and the same by group. It reads all outcomes, in this thread.
 
     Raises:
         StoreError: The outcomes cannot be read.
     """
     fills = {fill.quota_id: fill for fill in quotas}
-    by_quota: dict[int, _Sums] = {}
+    by_quota: dict[int, EndSums] = {}
     for quota_id, invited in ledger.read(_INVITED):
         if quota_id in fills:  # a run that is active may have added one since
             fill = fills[quota_id]
             currency = fill.currency_id or 0
             expected, revenue = {currency: invited * fill.value}, {currency: Decimal(0)}
-            by_quota[quota_id] = _Sums(Counter(invited=invited), expected, revenue)
-    by_hour: dict[int, _Sums] = {}
+            by_quota[quota_id] = EndSums(Counter(invited=invited), expected, revenue)
+    by_hour: dict[int, EndSums] = {}
+    by_group: dict[int, EndSums] = {}
+    invites_of = _INVITES_OF.format(grouped="0" if ledger.fact("groups") is None else "m.grouped")
     reasons: Counter[str] = Counter()
     entered: set[tuple[str, int]] = set()
     for row in outcomes.read_rows():
-        invite = _invite_of(ledger, row)
+        invite = _invite_of(ledger, row, invites_of)
         sums = None if invite is None else by_quota.get(invite.quota)
         if invite is None or sums is None:
             continue
+        of_group = by_group.setdefault(invite.group, EndSums())
         # A routed member has several rows for one invite.
         if row.entered_at is not None and (row.member_code, invite.quota) not in entered:
             entered.add((row.member_code, invite.quota))
             sums.counts["entered"] += 1
+            of_group.counts["entered"] += 1
         if row.ended_at is None:
             continue
         currency = fills[invite.quota].currency_id or 0
         sums.add(row, currency)
-        by_hour.setdefault(int(row.ended_at.timestamp()) // _HOUR, _Sums()).add(row, currency)
+        of_group.add(row, currency)
+        by_hour.setdefault(int(row.ended_at.timestamp()) // _HOUR, EndSums()).add(row, currency)
         if row.ending is SurveyEnding.TERMINATED:
             reasons[row.reason or ""] += 1
-    surveys: dict[tuple[int, int, str], _Sums] = {}
-    total = _Sums()
+    surveys: dict[tuple[int, int, str], EndSums] = {}
+    total = EndSums()
     for quota_id, sums in by_quota.items():
         fill = fills[quota_id]
-        of_survey = surveys.setdefault((fill.survey_id, fill.wave_id, fill.survey_name), _Sums())
+        of_survey = surveys.setdefault((fill.survey_id, fill.wave_id, fill.survey_name), EndSums())
         for whole in (of_survey, total):
             whole.take(sums)
     rates, added = ledger.currency_rates(), ledger.adding()
-    return Ends(
+    ends = Ends(
         total=total.conversion(added, rates),
         reasons=dict(reasons.most_common()),
         surveys=_ordered(
@@ -155,6 +165,7 @@ def ends_of(ledger: CampaignLedger, quotas: Iterable[QuotaFill], outcomes: Outco
             for hour in sorted(by_hour)
         ),
     )
+    return ends, by_group
 
 
 def _ordered(found: Iterable[Conversion], rates: CurrencyRates | None) -> tuple[Conversion, ...]:
@@ -172,17 +183,18 @@ _INVITED: Final = """
 SELECT quota, count(*) FROM (SELECT quota FROM invites UNION ALL SELECT quota FROM settled) GROUP BY quota
 """
 _INVITES_OF: Final = """
-SELECT i.quota, i.survey, i.wave, i.at FROM invites AS i JOIN members AS m ON m.id = i.member WHERE m.code = ?
-UNION ALL SELECT s.quota, q.survey, q.wave, s.at
+SELECT i.quota, i.survey, i.wave, i.at, coalesce({grouped}, 0)
+FROM invites AS i JOIN members AS m ON m.id = i.member WHERE m.code = ?
+UNION ALL SELECT s.quota, q.survey, q.wave, s.at, coalesce({grouped}, 0)
 FROM settled AS s JOIN members AS m ON m.id = s.member JOIN quotas AS q ON q.id = s.quota WHERE m.code = ?
 """
 
 
-def _invite_of(ledger: CampaignLedger, row: OutcomeRow) -> _InviteOf | None:
+def _invite_of(ledger: CampaignLedger, row: OutcomeRow, query: str) -> _InviteOf | None:
     """Return the invite of the campaign that a row is about; None if it is about none, or of an earlier one."""
     if row.ended_at is None and row.entered_at is None:
         return None
-    invites = [_InviteOf(*found) for found in ledger.read(_INVITES_OF, row.member_code, row.member_code)]
+    invites = [_InviteOf(*found) for found in ledger.read(query, row.member_code, row.member_code)]
     found = [each for each in invites if each.survey == row.survey_id and row.wave_id in (0, each.wave)]
     if row.invited_at is not None:
         recorded = row.invited_at.timestamp()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async._protocol.lessons import Rule
-    from sampling_async.campaign._summary import Summary
+    from sampling_async.campaign._summary import Labels, Summary
     from sampling_async.notifications import OutcomeLedger
 
 InviteFormat: TypeAlias = Literal["parquet", "jsonl", "csv"]
@@ -104,6 +104,7 @@ def write_files(
     kind: InviteFormat = "parquet",
     title: str = "Campaign",
     outcomes: OutcomeLedger | None = None,
+    labels: Labels | None = None,
 ) -> Summary:
     """Write all files of a campaign. Each appears when it is complete, and replaces an older one."""
     check_partitions(partitions, kind)
@@ -126,7 +127,7 @@ def write_files(
             _write_one(wanted.each(_table_rows(ledger, _PAIRS, pairs)), pairs, new / "pairs.parquet")
             figures = {"ledger": ledger.path.name, **summary.to_dict()}
             _write_text(json.dumps(figures, indent=1) + "\n", new / "summary.json")
-            _write_text(report(summary, title=title), new / "report.html")
+            _write_text(report(summary, title=title, labels=labels), new / "report.html")
             wanted.check()
             written = sorted(new.iterdir())
             for path in written:

@@ -23,7 +23,7 @@ from sampling_async._contract.currencies import (
 from sampling_async._protocol.lessons import qualifying
 from sampling_async.campaign import _charts as charts
 from sampling_async.campaign._charts import Dot
-from sampling_async.campaign._pages import LONGEST_TITLE, clean, rendered
+from sampling_async.campaign._pages import LONGEST_NAME, LONGEST_TITLE, clean, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from sampling_async import CurrencyRates, Price
+    from sampling_async.campaign._summary import Labels
 
 Fits: TypeAlias = "Mapping[int, tuple[int, int]]"
 """How many members of a panel fit a quota, by its ID: certainly, and possibly."""
@@ -68,15 +69,15 @@ class _QuotaRow:
         """How much of its room the members that certainly fit can fill, if each completes."""
         return 0 if self.fits is None else min(self.room, self.fits[0])
 
-    @property
-    def questions(self) -> str:
+    def questions(self, labels: Labels) -> str:
+        """Return what the first questions that it asks are called."""
         asked = dict.fromkeys(
             each.question_id
             for layer in self.quota.layers
             for sub_quota in layer.sub_quotas
             for each in sub_quota.questions_and_answers
         )
-        names = [str(each) for each in asked]
+        names = [clean(labels.get((str(each), ""), str(each)), LONGEST_NAME) for each in asked]
         more = f" and {len(names) - _QUESTIONS} more" if len(names) > _QUESTIONS else ""
         return ", ".join(names[:_QUESTIONS]) + more
 
@@ -97,6 +98,7 @@ def inventory_page(
     members: int = 0,
     title: str = "Inventory",
     currency_rates: CurrencyRates | None = None,
+    labels: Labels | None = None,
 ) -> str:
     """Return the page of an inventory.
 
@@ -107,6 +109,7 @@ def inventory_page(
         title: The title of the page.
         currency_rates: The worth of one unit of each currency, if there are several, and their names. Without
             it, sums and pictures are by currency, and the order is by room and IR alone.
+        labels: The names of questions.
     """
     found = {survey.price.currency_id for survey in surveys}
     price_of = prices_in_one(found, currency_rates)
@@ -128,6 +131,7 @@ def inventory_page(
         nobody=nobody,
         few=[row for row in rows if row.fits is not None and sum(row.fits) > 0 and row.fits[0] < row.room],
         has_panel=fits is not None,
+        labels=labels or {},
         members=members,
         currencies=currencies,
         currency=label_of(min(found), currency_rates) if len(found) == 1 else "",

@@ -112,6 +112,8 @@ class CampaignLedger(LedgerFile):
             database.execute(
                 "UPDATE members SET code = ?, reserves = '[]' WHERE id = ?", (f"erased-{token_hex(8)}", *found)
             )
+            if _has_groups(database):
+                database.execute("UPDATE members SET grouped = NULL WHERE id = ?", found)
             database.execute("UPDATE invites SET url = '' WHERE member = ?", found)
             database.execute(
                 "UPDATE pairs SET state = CASE WHEN code IS NULL THEN 'skipped' ELSE 'rejected' END, reason = ?"
@@ -384,8 +386,8 @@ def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T
 def erase_from_ledger(path: str | os.PathLike[str], member_code: Text) -> bool:
     """Erase a member from the ledger of a campaign; False if it has no such member.
 
-    The numbers of pairs, invites and costs stay. The member code and the links of its invites go, and nothing
-    more is requested for it. Files that the campaign has written are not changed.
+    The numbers of pairs, invites and costs stay. The member code, its groups and the links of its invites go,
+    and nothing more is requested for it. Files that the campaign has written are not changed.
 
     Raises:
         LedgerError: There is no such ledger, or a run has it now.
@@ -412,6 +414,8 @@ class Planning:
         )
         changed = database.execute("UPDATE members SET closed = NULL, reserves = '[]'")
         self._had_members, self._added = changed.rowcount > 0, 0
+        if not _has_groups(database):
+            database.execute("ALTER TABLE members ADD COLUMN grouped INTEGER")
 
     def check(self, codes: Sequence[str], first: int, name: str) -> None:
         """Refuse a panel in which two members have the same code, or one has a code that cannot be sent."""
@@ -445,14 +449,16 @@ class Planning:
             "INSERT INTO terms VALUES (?, ?, ?, ?)", [(q.id, self._plan, q.value, q.cost) for q in quotas]
         )
 
-    def add_members(self, codes: Sequence[str], reserves: Sequence[Sequence[int]]) -> Sequence[int]:
-        """Add members, each with its reserves, and return their numbers."""
+    def add_members(
+        self, codes: Sequence[str], reserves: Sequence[Sequence[int]], groups: Sequence[int]
+    ) -> Sequence[int]:
+        """Add members, each with its reserves and the number of its groups, and return their numbers."""
         database = self._database
         database.executemany(
-            "INSERT INTO members (code, reserves) VALUES (?, ?)"
-            " ON CONFLICT (code) DO UPDATE SET reserves = excluded.reserves",
+            "INSERT INTO members (code, reserves, grouped) VALUES (?, ?, ?)"
+            " ON CONFLICT (code) DO UPDATE SET reserves = excluded.reserves, grouped = excluded.grouped",
             # As text, a list of whole numbers is JSON; `json.dumps` takes four times as long.
-            zip(codes, map(str, reserves), strict=True),
+            zip(codes, map(str, reserves), groups, strict=True),
         )
         if not self._had_members:  # so SQLite has counted them from 1 on
             numbers = range(self._added + 1, self._added + len(codes) + 1)
@@ -479,6 +485,11 @@ class Planning:
 
     def note(self, **facts: object) -> None:
         _note(self._database, facts)
+
+
+def _has_groups(database: sqlite3.Connection) -> bool:
+    """Return whether members have groups; those of older ledgers have none."""
+    return any(name == "grouped" for _, name, *_ in database.execute("PRAGMA table_info(members)"))
 
 
 def _note(database: sqlite3.Connection, facts: dict[str, object]) -> None:

@@ -31,7 +31,7 @@ from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import arrow, pa, settled
 from sampling_async.matching.panel._collectors import FlatPairs
-from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
+from sampling_async.matching.panel._columns import EXCLUDED, GROUP_COLUMNS, MEMBER_CODE, OTHERS, GroupReader
 from sampling_async.matching.panel._prices import INVITES_LEFT
 from sampling_async.notifications._stores import AnyStore
 
@@ -179,7 +179,8 @@ class Planner:
         held = self._held(ledger, is_top_up=open_seconds is not None)
         matcher = PanelMatcher(self.index, allocate)
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
-        source = _source_of(self.panel, matcher, self.columns, weight)
+        source = _source_of(self.panel, matcher, self.columns, weight | GROUP_COLUMNS)
+        groups = GroupReader(source.columns, self.index.kinds, ledger.fact("groups"))
 
         passes, members = (2 if allocate.prices is None else 1), 0
         total = None if source.members is None else passes * source.members
@@ -196,8 +197,8 @@ class Planner:
             if allocate.prices is None:
                 priced = matcher.derive_prices(batches(), workers=self.workers)
             with ledger.planning() as planning:
-                allocated = wanted.each(priced.run(batches(), workers=self.workers))
-                self._write(planning, priced, allocated, source, now)
+                allocated = wanted.each(priced.run(groups.following(batches()), workers=self.workers))
+                self._write(planning, priced, allocated, source, now, groups=groups)
                 if limits is not None:
                     # Together with the plan: a run must never find the one without the other.
                     planning.note(limits=limits.to_json())
@@ -212,6 +213,8 @@ class Planner:
         batches: Iterable[Any],
         source: _ReopenablePanel,
         now: float,
+        *,
+        groups: GroupReader,
     ) -> None:
         terms = matcher.terms()
         quotas = list(self._quotas(terms.rooms, terms.values, matcher.output.currency_rates))
@@ -229,7 +232,8 @@ class Planner:
             by_quota.update(quota_ids)
             sure.update(compress(quota_ids, is_certain))
             reserves = batch.column(3).take(arrow(pairs.members)).to_pylist()
-            numbers = planning.add_members([codes[at] for at in pairs.members.tolist()], reserves)
+            grouped = groups.taken(len(codes))[pairs.members].tolist()
+            numbers = planning.add_members([codes[at] for at in pairs.members.tolist()], reserves, grouped)
             planning.add_pairs(pairs.repeated(numbers), quota_ids, pairs.ranks.tolist(), is_certain)
         if not members:
             raise InvalidRequestError(f"{source.name} has no members")
@@ -253,6 +257,7 @@ class Planner:
             currency_rates="" if rates is None else json.dumps([dict(rates.by_id), dict(rates.names)]),
             own_values="" if self.allocate.value is None else "1",
             currency="" if len(currencies) != 1 else currencies.pop(),
+            groups=groups.to_json(),
             warnings="\n".join(self._warnings(source, matcher)),
         )
 

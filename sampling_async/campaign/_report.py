@@ -6,6 +6,8 @@ The pages are in `templates/`. This module computes the figures that are not in 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._contract.currencies import label_of, unit_of
@@ -21,14 +23,16 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from sampling_async.campaign._charts import Values
-    from sampling_async.campaign._comparison import CampaignComparison, Figure
-    from sampling_async.campaign._summary import Conversion, Moment, QuotaFill, Summary, WaitKind
+    from sampling_async.campaign._comparison import CampaignComparison, ComparedNight, Figure
+    from sampling_async.campaign._summary import Conversion, Labels, Moment, QuotaFill, Summary, WaitKind
 
 FIRST_ENDS: Final = 15  # of so many surveys and quotas one sees at once what they have brought
 FIRST_QUOTAS: Final = 50  # so many quotas are seen at once
 MOST_QUOTAS: Final = 2_000  # so many quotas are on the page
 _HOUR: Final = 3600
 _MOST_COLUMNS: Final = 168  # the hours of a week
+_MOST_NIGHTS: Final = 30  # so many are drawn
+_SHORT: Final = 10  # the name of a night below its bar
 MOST_WAITS: Final = 50  # so many waits are in the table
 
 _OUTCOMES: Final = {
@@ -57,7 +61,7 @@ _WAITS: Final[dict[WaitKind, str]] = {
 }
 
 
-def report(summary: Summary, *, title: str = "Campaign") -> str:
+def report(summary: Summary, *, title: str = "Campaign", labels: Labels | None = None) -> str:
     pairs = summary.pairs
     amounts = {kind: getattr(pairs, kind) for kind in _OUTCOMES}
     sum_of = " + ".join(f"{amount:,} {_OUTCOMES[kind].lower()}" for kind, amount in amounts.items())
@@ -77,6 +81,10 @@ def report(summary: Summary, *, title: str = "Campaign") -> str:
         by_minute=_BY_MINUTE,
         lessons=_LESSONS,
         waits=_WAITS,
+        groups=[
+            (kind, list(some)) for kind, some in groupby(summary.groups, key=attrgetter("kind", "question"))
+        ],
+        labels=labels or {},
         first_ends=FIRST_ENDS,
         first_quotas=FIRST_QUOTAS,
         most_quotas=MOST_QUOTAS,
@@ -104,6 +112,7 @@ def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns")
         headings=[(clean(night.name, LONGEST_NAME) or "(no name)", "n") for night in nights],
         rows=rows,
         changes=comparison.changes(),
+        trend=_trend(nights),
         codes=comparison.codes,
         asked=[night.summary.asked for night in nights],
         first=quotas[:FIRST_QUOTAS],
@@ -111,6 +120,27 @@ def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns")
         number_of_quotas=len(quotas),
         names=names,
     )
+
+
+def _trend(nights: Sequence[ComparedNight]) -> dict[str, Markup]:
+    """Return the charts of completes, and of revenue in one currency, the oldest night first."""
+    known = [night for night in nights[:_MOST_NIGHTS] if night.summary.ends is not None][::-1]
+    ends = [night.summary.ends.total for night in known if night.summary.ends is not None]
+    if len(ends) < 2:  # noqa: PLR2004  one is no trend
+        return {}
+    names = [clean(night.name, _SHORT) for night in known]
+    spans = [[each.invited * share for share in each.interval or (0.0, 0.0)] for each in ends]
+    label = "By night: " + "; ".join(
+        f"{clean(night.name, LONGEST_NAME)}: {each.completed:,} completes, by chance {low:,.0f} to {high:,.0f},"
+        f" {each.open:,} open, revenue {'not known' if each.revenue is None else f'{each.revenue:,.2f}'}"
+        for night, each, (low, high) in zip(known, ends, spans, strict=True)
+    )
+    completes = [float(each.completed) for each in ends]
+    drawn = {"Completes": charts.trend(names, completes, spans, unit="completes", label=label)}
+    revenue = [float(each.revenue) for each in ends if each.revenue is not None]
+    if len(revenue) == len(ends) and len({night.currency for night in known}) == 1:
+        drawn["Revenue"] = charts.trend(names, revenue, unit=known[0].currency, label=label)
+    return drawn
 
 
 def _currencies(summary: Summary) -> dict[int, str]:

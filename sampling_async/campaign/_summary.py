@@ -23,6 +23,9 @@ CampaignState: TypeAlias = Literal["planned", "running", "paused", "stopped", "f
 WaitKind: TypeAlias = Literal["outage", "paused", "hours", "rate"]
 """Why a campaign requested nothing: an outage of the service, a pause, its hours, or its invites a minute."""
 
+Labels: TypeAlias = "Mapping[tuple[str, str], str]"
+"""What answers are called, by question ID and answer ID, and questions, by their ID and an empty text."""
+
 
 @frozen(kw_only=True)
 class Pairs:
@@ -235,6 +238,33 @@ class Ends:
 
 
 @frozen(kw_only=True)
+class MemberGroup:
+    """What came of the members of one group, such as those of an age band.
+
+    Attributes:
+        kind: `age`, `gender`, `region` or `device`.
+        question: The column of the panel: a question ID, `device_type` or `region`.
+        value: Which group: an answer ID, or years such as `18-24`; `not known` without an answer or with
+            several, and `others` beyond 254 groups.
+        planned: Planned pairs.
+        invited: Invites.
+        ends: What they have brought; None if no ledger of outcomes was given.
+    """
+
+    kind: str
+    question: str
+    value: str
+    planned: int
+    invited: int
+    ends: Conversion | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        ends = {} if self.ends is None else self.ends.to_dict()
+        return asdict(evolve(self, ends=None), filter=lambda _, value: value is not None) | ends
+
+
+@frozen(kw_only=True)
 class CurrencySums:
     """What is in one of the currencies of a campaign, in its units; see `Summary`.
 
@@ -295,6 +325,7 @@ class Summary:
         waits: The times in which it requested nothing.
         limits: The limits that held last, in words.
         ends: What the invites have brought; None if no ledger of outcomes was given.
+        groups: The same by age, gender, region and device of the members, as far as the panel had that.
     """
 
     state: CampaignState
@@ -325,6 +356,7 @@ class Summary:
     waits: tuple[Wait, ...] = field(default=(), repr=counted("waits"))
     limits: Mapping[str, str] = field(factory=dict[str, str])
     ends: Ends | None = None
+    groups: tuple[MemberGroup, ...] = field(default=(), repr=counted("groups"))
 
     @property
     def unknown_in_words(self) -> str:
@@ -365,8 +397,9 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON has it; times are ISO 8601 in UTC."""
-        return asdict(evolve(self, ends=None), value_serializer=_plain) | {
+        return asdict(evolve(self, ends=None, groups=()), value_serializer=_plain) | {
             "ends": None if self.ends is None else self.ends.to_dict(),
+            "groups": [each.to_dict() for each in self.groups],
             "invites_per_request": round(self.invites_per_request, 4),
             "success_rate": round(self.success_rate, 4),
         }

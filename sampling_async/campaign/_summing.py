@@ -15,6 +15,7 @@ from sampling_async._contract.currencies import total_of
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import rule_for
 from sampling_async.campaign._ends import ends_of, revenue_by_currency
+from sampling_async.campaign._groups import groups_of
 from sampling_async.campaign._ledger import ASKED, IN_FLIGHT, KILLED, LAST_SIGN
 from sampling_async.campaign._planning import sums_by_currency
 from sampling_async.campaign._summary import (
@@ -174,7 +175,7 @@ def summary_of(
     )
     rates, added = ledger.currency_rates(), ledger.adding()
     possible = dict.fromkeys(planned, 0.0) | dict(ledger.read(_POSSIBLE))
-    ends = None if outcomes is None else ends_of(ledger, fills, outcomes)
+    ends, by_group = (None, None) if outcomes is None else ends_of(ledger, fills, outcomes)
     revenue = {} if ends is None else revenue_by_currency(ends.quotas)
     return Summary(
         state=state,
@@ -226,6 +227,7 @@ def summary_of(
         ),
         limits=limits.in_words(),
         ends=ends,
+        groups=tuple(groups_of(ledger, by_group)),
     )
 
 

@@ -135,3 +135,39 @@ def test_the_page_has_all_of_it_and_escapes_names():
 def test_nothing_planned_is_no_error():
     empty = Summary(state="planned", planned_at=BEGAN)
     assert "No quota was planned" in comparison_page(compare({"a": empty, "b": empty}))
+
+
+def ended_night(day: int, completed: int, *, revenue: str | None = "12.5", **more) -> Summary:
+    total = Conversion(
+        invited=100,
+        completed=completed,
+        terminated=30,
+        revenue=None if revenue is None else Decimal(revenue),
+        currency_id=1,
+    )
+    return night(day, invited=100, full=0, ends=Ends(total=total), **{"currency_id": 1, **more})
+
+
+def test_completes_and_revenue_are_drawn_over_the_nights_the_oldest_first():
+    nights = {"late": ended_night(1, 20), 'early"><script>': ended_night(0, 10), "other": FIRST}
+    page = comparison_page(compare(nights))
+    assert "<script" not in page
+    low, high = Conversion(invited=100, completed=10).interval
+    assert (f"{100 * low:,.0f}", f"{100 * high:,.0f}") == ("6", "17")
+    label = (
+        "By night: early&#34;&gt;&lt;script&gt;: 10 completes, by chance 6 to 17, 60 open, revenue 12.50;"
+        " late: 20 completes, by chance 13 to 29, 50 open, revenue 12.50"
+    )
+    assert page.count(f'role="img" aria-label="{label}"') == page.count(f"<title>{label}</title>") == 2
+    assert page.count('class="span"') == 2
+    assert page.index('y="221" class="middle">early&#34;&gt;&lt;s…<') < page.index(' class="middle">late<')
+
+
+def test_one_night_is_no_trend_and_revenue_in_several_currencies_none():
+    assert "Night by night" not in comparison_page(compare({"a": ended_night(0, 5), "b": FIRST}))
+    several = compare({"a": ended_night(0, 5), "b": ended_night(1, 5, currency_id=9)})
+    without = compare({"a": ended_night(0, 5), "b": ended_night(1, 5, revenue=None)})
+    for each in (several, without):
+        assert comparison_page(each).count('role="img"') == 1
+    many = {str(day): ended_night(day, 0, revenue="-3") for day in range(40)}
+    assert comparison_page(compare(many)).count('class="span"') == 30

@@ -21,6 +21,7 @@ from sampling_async.campaign import (
     Conversion,
     Ends,
     Lesson,
+    MemberGroup,
     Moment,
     Pairs,
     QuotaFill,
@@ -215,6 +216,30 @@ def test_the_page_is_well_formed_and_in_order():
     ]
     assert all(cell["scope"] in {"col", "row"} for cell in page.all("th"))
     assert page.all("html") == [{"lang": "en"}]
+
+
+def test_each_kind_of_group_has_a_table_with_names_that_are_escaped_and_cut():
+    ends = Conversion(invited=40, completed=10, terminated=5, revenue=Decimal("3.50"))
+    groups = [
+        MemberGroup(kind=kind, question=question, value=f"{number}", planned=50, invited=40, ends=ends)
+        for kind, question in (("gender", "1001007"), ("region", "region"))
+        for number in range(20)
+    ]
+    groups[21] = evolve(groups[21], value=HOSTILE, ends=evolve(ends, revenue=None))
+    labels = {("1001007", "3"): HOSTILE, ("1001007", ""): HOSTILE, ("region", "2"): "R" * 1000}
+    page = Page(report(summary(groups=tuple(groups), ends=Ends(total=ends)), labels=labels))
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert all(cell["scope"] in {"col", "row"} for cell in page.all("th"))
+    for text in (
+        "By gender (\"'><script>alert(1)</script>&",
+        "By region (region)",
+        "2 50 40 5.0 % 10 25.0 % 14.2 % to 40.2 % 25 3.50",
+        "10 25.0 % 14.2 % to 40.2 % 25 \N{EN DASH}",
+        "The next 5 groups",
+        "R" * 59 + "…",
+    ):
+        assert text in page.text, text
+    assert "R" * 60 not in page.text
 
 
 def test_nothing_is_loaded_or_run():

@@ -6,7 +6,7 @@ This package needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 from sampling_async._contract import panel_extra as _panel_extra  # noqa: F401  first  # pyright: ignore[reportUnusedImport]
 from sampling_async.matching.panel._allocate import Allocate
 from sampling_async.matching.panel._arrow import BatchReader
-from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS
+from sampling_async.matching.panel._columns import EXCLUDED, MEMBER_CODE, OTHERS, REGION
 from sampling_async.matching.panel._files import PanelFile, alike, is_query
 from sampling_async.matching.panel._market import Terms
 from sampling_async.matching.panel._matcher import Output, PanelMatcher
@@ -20,6 +20,7 @@ __all__ = [
     "INVITES_LEFT",
     "MEMBER_CODE",
     "OTHERS",
+    "REGION",
     "Allocate",
     "BatchReader",
     "Counts",

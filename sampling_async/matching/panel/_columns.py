@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from sampling_async import InvalidRequestError
+from sampling_async._contract.records import OPEN_AGE
 from sampling_async.matching._conditions import OLDEST
 from sampling_async.matching.panel._arrow import (
     DICTIONARY,
@@ -30,7 +32,7 @@ from sampling_async.matching.panel._plan import PanelColumns
 from sampling_async.matching.panel._postal import Beginnings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -378,3 +380,93 @@ def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 def _row(at: int, first: int, member: NDArray[np.intp] | None) -> int:
     """Return the panel's row of a value; `member` maps values of lists to members."""
     return first + (at if member is None else int(member[at]))
+
+
+# --- Groups of members, for reports
+
+REGION: Final = "region"  # a column of the panel for this only
+_OF_GROUPS: Final = {
+    "age": ("1001538",),
+    "gender": ("1001007",),
+    "region": (REGION, "1001568"),  # a DMA
+    "device": (DEVICE,),
+}
+GROUP_COLUMNS: Final = frozenset(name for names in _OF_GROUPS.values() for name in names)
+GROUP_BITS: Final = 8
+LAST_GROUP: Final = 2**GROUP_BITS - 1
+"""The place of those that come when all places are taken; 0 is not known."""
+_LONGEST: Final = 40
+
+
+class GroupReader:
+    """Reads the groups of members from a panel, batch by batch, and gives them in the same order."""
+
+    def __init__(self, columns: Sequence[str], kinds: QuestionKinds, earlier: str | None) -> None:
+        known = json.loads(earlier or "{}")  # the fact of an earlier plan: its places stay
+        self._columns = {
+            kind: next((name for name in names if columns.count(name) == 1), "")
+            for kind, names in _OF_GROUPS.items()
+        }
+        self._found = {
+            kind: {value: at for at, value in enumerate(known.get(kind, ["", ()])[1], 1)} for kind in _OF_GROUPS
+        }
+        self._kinds = kinds
+        self._read: Any = np.zeros(0, np.int64)
+
+    def to_json(self) -> str:
+        """Return the fact of the ledger: the column and the groups of each kind."""
+        return json.dumps({kind: [self._columns[kind], [*found]] for kind, found in self._found.items()})
+
+    def following(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches, and read the groups of their members."""
+        for batch in batches:
+            numbers = np.zeros(len(batch), np.int64)
+            for at, (kind, name) in enumerate(self._columns.items()):
+                if name and name in batch.schema.names:
+                    numbers += self._places(batch.column(name), kind).astype(np.int64) << at * GROUP_BITS
+            self._read = np.concatenate([self._read, numbers])
+            yield batch
+
+    def taken(self, count: int) -> Any:
+        """Return the numbers of the next members, which were read."""
+        taken, self._read = self._read[:count], self._read[count:]
+        return taken
+
+    def _places(self, column: Any, kind: str) -> Any:
+        places = np.zeros(len(column), np.uint8)
+        if is_list(column.type):
+            values, member = flat(column)
+            places[member] = self._places(values, kind)
+            places[np.bincount(member, minlength=len(column)) > 1] = 0  # several answers: in no group
+            return places
+        try:
+            if column.type.id == DICTIONARY:  # it may have more words than members
+                column = column.dictionary_decode()
+            column = column.dictionary_encode()
+            words = column.dictionary.to_pylist()
+        except (pa.ArrowException, UnicodeDecodeError):
+            return places  # a plan does not fail for a column that matching has no use for
+        at, answered = integers(column.indices)
+        table = np.array([*(self._place(word, kind) for word in words), 0], np.uint8)
+        return table[at if answered is None else np.where(answered, at, len(words))]
+
+    def _place(self, word: object, kind: str) -> int:
+        value, found = self._value(word, self._columns[kind]), self._found[kind]
+        if value and value not in found and len(found) + 1 < LAST_GROUP:
+            found[value] = len(found) + 1
+        return found.get(value, LAST_GROUP) if value else 0
+
+    def _value(self, word: object, column: str) -> str:
+        if isinstance(word, float):  # as pandas has whole numbers where some are missing
+            word = int(word) if word.is_integer() else None
+        question = int(column) if column.isdecimal() else 0
+        known: object = "" if word is None or question in self._kinds.age else str(word)
+        if question:
+            with suppress(InvalidRequestError):
+                known = self._kinds.known(question, word) or ""
+        if isinstance(known, int):
+            for first, last in sorted(self._kinds.age[question].values()):
+                if first <= known and (known <= last or last >= OPEN_AGE):
+                    return f"{first} and over" if last >= OPEN_AGE else f"{first}-{last}"
+            return ""
+        return (", ".join(map(str, known)) if isinstance(known, frozenset) else str(known).strip())[:_LONGEST]
