@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "SAMPLING_LOG"
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _PACKAGE: Final = logging.getLogger("sampling_async")
+_whole: Final[list[object]] = []  # the blocks that show the whole log now
 
 
 def follow_environment() -> None:
@@ -31,7 +32,8 @@ def follow_environment() -> None:
         raise InvalidRequestError(
             f"{VARIABLE} must be one of {', '.join(_LEVELS)}, not {level!r:.20}; unset it for no log"
         )
-    _show(level.upper())
+    if not _whole:
+        _show(level.upper())
 
 
 @contextmanager
@@ -39,9 +41,11 @@ def log_on_stderr() -> Generator[None]:
     """Show the whole log on stderr during a block."""
     before = _PACKAGE.level
     added = _show("DEBUG")
+    _whole.append(added)
     try:
         yield
     finally:
+        _whole.pop()
         if added is not None:
             _PACKAGE.removeHandler(added)
         _PACKAGE.setLevel(before)

@@ -115,3 +115,13 @@ def test_a_program_that_configures_nothing_shows_it():
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert ended.stderr.count("shown") == 1
+
+
+def test_a_client_made_within_the_block_leaves_the_whole_log_shown(monkeypatch):
+    monkeypatch.setenv("SAMPLING_LOG", "info")
+    package = logging.getLogger("sampling_async")
+    with log_on_stderr():
+        follow_environment()  # as each client does
+        assert package.level == logging.DEBUG
+    follow_environment()
+    assert package.level == logging.INFO
