@@ -2,6 +2,7 @@
 
     python benchmarks/nights.py
     python benchmarks/nights.py --surveys 60 --members 3000
+    python benchmarks/nights.py --panels
     python benchmarks/nights.py --learned
     python benchmarks/nights.py --learned --weeks 3 --invites 1500
 
@@ -10,6 +11,9 @@ the surveys that were taken end, and the ledger of outcomes has it from notifica
 
 Of four nights over the whole panel, those of the first series do not know each other. Those of the second one
 leave out what the store of notifications and the ledgers of the nights before know (`Campaign(leave_out=...)`).
+
+With `--panels`, two panels request at the same time: first each plans for all of a quota's room, then both
+share it (`Campaign(share_room=...)`).
 
 With `--learned`, each night of a week asks for so many invites, and another part of the panel is awake. The
 quotas of a survey end in completes by shares of their own, around the IR times the share of members who follow
@@ -22,6 +26,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections import Counter
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -134,6 +139,31 @@ async def series(seed: int, *, surveys: int, members: int, leave_out: bool) -> l
     return found
 
 
+# --- Two panels beside each other
+
+
+async def two_panels(seed: int, *, surveys: int, members: int, share: bool) -> str:
+    """Run campaigns of two panels at the same time, and return a line about both."""
+    inventory = generate_inventory(seed, surveys=surveys)
+    async with opened(seed, inventory, members, Notifying(survey_seconds=600)) as place:
+        pairs = Counter[str]()
+
+        async def night(number: int) -> None:
+            shared = place.folder / "rooms.db" if share else None
+            ledger, _ = await place.night(number, slice(number, None, 2), FOLLOW, share_room=shared)
+            found = (await Campaign(None, ledger=ledger).summary()).pairs
+            pairs.update(planned=found.planned, invited=found.invited, rejected=found.rejected)
+
+        async with anyio.create_task_group() as panels:
+            for number in range(2):
+                panels.start_soon(night, number)
+        completes = sum(each.completed for each in await place.ledger.funnel())
+    return (
+        f"{pairs['planned']:6,} pairs planned, {pairs['rejected']:6,} refused, {pairs['invited']:6,} invites,"
+        f" {completes:6,} completes"
+    )
+
+
 # --- What learned rates bring
 
 
@@ -197,6 +227,7 @@ def main() -> None:
     """Print a line for each night of both series, or for each week."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--learned", action="store_true", help="weeks with fixed and learned rates")
+    parser.add_argument("--panels", action="store_true", help="two panels, alone and sharing room")
     parser.add_argument("--seed", type=int, default=1, help="of the four nights")
     parser.add_argument("--weeks", type=int, default=5)
     parser.add_argument("--surveys", type=int, default=120)
@@ -208,6 +239,11 @@ def main() -> None:
         compare_weeks(given.weeks, sizes)
         return
     sizes = {"surveys": given.surveys, "members": given.members or 5_000}
+    if given.panels:
+        for name, share in (("each alone", False), ("share_room", True)):
+            line = anyio.run(partial(two_panels, given.seed, **sizes, share=share))
+            sys.stdout.write(f"{name:10} {line}\n")
+        return
     for name, leave_out in (("each alone", False), ("leave_out", True)):
         for line in anyio.run(partial(series, given.seed, **sizes, leave_out=leave_out)):
             sys.stdout.write(f"{name:10} {line}\n")

@@ -117,11 +117,9 @@ def test_a_program_that_configures_nothing_shows_it():
     assert ended.stderr.count("shown") == 1
 
 
-def test_a_client_made_within_the_block_leaves_the_whole_log_shown(monkeypatch):
-    monkeypatch.setenv("SAMPLING_LOG", "info")
-    package = logging.getLogger("sampling_async")
+def test_a_client_made_within_the_block_leaves_the_whole_log_shown(log):
+    log("info")
     with log_on_stderr():
         follow_environment()  # as each client does
-        assert package.level == logging.DEBUG
-    follow_environment()
-    assert package.level == logging.INFO
+        assert LOGGER.level == logging.DEBUG
+    assert LOGGER.level == logging.INFO
