@@ -117,7 +117,7 @@ class Settings:
     share_room: str | None = _of_plan(
         "FILE|ADDRESS",
         "The store in which campaigns of several panels on one service note the room of quotas that they hold: "
-        "the plan leaves that to them. It may be that of --notifications.",
+        "the plan leaves that to them. It may be that of --notifications; `none` to share no more.",
     )
     currency_rates: Path | None = _of_plan("FILE", RATES_HELP)
     cost: float | None = _of_plan("X", "What an invite costs you. Default: 0.", min=0)
@@ -164,6 +164,11 @@ class Settings:
         if self.leave_out is not None:
             return [each for each in self.leave_out if each != NONE]
         return [*dict.fromkeys(each for each in (self.notifications, self.rates_from) if each is not None)]
+
+    @property
+    def shared_room(self) -> str | None:
+        """The store of `--share-room`."""
+        return None if self.share_room == NONE else self.share_room
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)

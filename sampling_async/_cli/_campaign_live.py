@@ -257,7 +257,7 @@ class ShownRun:
             client,
             inventory=live,
             ledger=self.ledger,
-            share_room=self.settings.share_room,
+            share_room=self.settings.shared_room,
             max_turns=self.settings.max_turns or 3,
         )
 

@@ -136,7 +136,8 @@ class CampaignJob:
             values[name] = values[name] and values[name].absolute()
         stores = dict.fromkeys(("notifications", "rates_from", "share_room"), is_dsn)
         for name, is_other in {"panel": is_query, **stores}.items():
-            if values[name] is not None and not is_other(values[name]):
+            is_none = name == "share_room" and values[name] == NONE
+            if values[name] is not None and not is_none and not is_other(values[name]):
                 values[name] = str(Path(values[name]).absolute())
         earlier = [NONE if each.casefold() == NONE else each.strip() for each in values["leave_out"] or ()]
         if "" in earlier or (NONE in earlier and len(earlier) > 1):
@@ -160,7 +161,7 @@ class CampaignJob:
             kinds=match.kinds(None if is_query(settings.panel) else Path(settings.panel)),
             policy=match.policy,
             leave_out=settings.earlier,
-            share_room=settings.share_room,
+            share_room=settings.shared_room,
             workers=match.processes,
         )
         if self.options.inventory is None or not self.options.dry_run:
@@ -267,6 +268,15 @@ def _require_saveable(option: str, address: str) -> None:
         )
 
 
+def _check_shared(store: str) -> None:
+    if not is_dsn(store) and (Path(store).is_dir() or not Path(store).parent.is_dir()):
+        raise InvalidRequestError(f"--share-room takes a file in a folder that is there, not {store}")
+    if is_new(store):
+        show.note(f"{store} is new: no other campaign shares its room yet.")
+    else:
+        _require_saveable("--share-room", store)
+
+
 def _checked(settings: Settings) -> Settings:
     """Return settings if all can be used. They are checked before the first request, which may take long."""
     settings.matching().renamed(_OTHERS)
@@ -282,11 +292,8 @@ def _checked(settings: Settings) -> Settings:
         if settings.rate not in (None, DEFAULTS.rate):
             raise InvalidRequestError("--rate and --rates-from are two sources of one number: give one of them")
         _require_saveable("--rates-from", settings.rates_from)
-    if settings.share_room is not None:
-        if is_new(settings.share_room):
-            show.note(f"{settings.share_room} is new: no other campaign shares its room yet.")
-        else:
-            _require_saveable("--share-room", settings.share_room)
+    if settings.shared_room is not None:
+        _check_shared(settings.shared_room)
     for each in filter(is_dsn, settings.leave_out or ()):
         _require_saveable("--leave-out", each)
     # The file of rates is only needed for a plan: a campaign goes on without it.

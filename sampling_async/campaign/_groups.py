@@ -44,7 +44,10 @@ def groups_of(ledger: CampaignLedger, ends: Mapping[int, EndSums] | None) -> Ite
             planned[place] += its_planned
             sums.setdefault(place, EndSums()).counts["invited"] += its_invited
         for number, of_number in (ends or {}).items():
-            sums[number >> at * GROUP_BITS & LAST_GROUP].take(of_number)
+            # A member may have been erased, or planned anew, since they were read.
+            place = number >> at * GROUP_BITS & LAST_GROUP
+            planned[place] += 0
+            sums.setdefault(place, EndSums()).take(of_number)
         names = dict(enumerate(values, 1)) | _ENDS
         known = sorted(planned.keys() - _ENDS.keys(), key=lambda place: _by_number(names[place]))
         if len(known) > _FEW:

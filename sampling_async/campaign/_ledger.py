@@ -19,7 +19,7 @@ from sampling_async._contract.currencies import CurrencyRates, total_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.requests import member_code_of
-from sampling_async.campaign._ledger_file import DueMember, LedgerError, LedgerFile, PlannedQuota
+from sampling_async.campaign._ledger_file import KEPT_GROUPS, DueMember, LedgerError, LedgerFile, PlannedQuota
 from sampling_async.campaign._limits import Limits
 
 if TYPE_CHECKING:
@@ -455,8 +455,8 @@ class Planning:
         """Add members, each with its reserves and the number of its groups, and return their numbers."""
         database = self._database
         database.executemany(
-            "INSERT INTO members (code, reserves, grouped) VALUES (?, ?, ?)"
-            " ON CONFLICT (code) DO UPDATE SET reserves = excluded.reserves, grouped = excluded.grouped",
+            "INSERT INTO members (code, reserves, grouped) VALUES (?, ?, ?)"  # noqa: S608  a constant
+            f" ON CONFLICT (code) DO UPDATE SET reserves = excluded.reserves, grouped = {KEPT_GROUPS}",
             # As text, a list of whole numbers is JSON; `json.dumps` takes four times as long.
             zip(codes, map(str, reserves), groups, strict=True),
         )

@@ -108,6 +108,11 @@ class Notes:
 # Marks the file as a ledger ("SANC"), so that no other database is written to by mistake.
 _APPLICATION: Final = 0x53414E43
 _FORM: Final = 2
+# Of each kind the group of the new plan; the one before if the panel does not tell it any more.
+KEPT_GROUPS: Final = " | ".join(
+    f"((CASE WHEN excluded.grouped & {byte} THEN excluded.grouped ELSE coalesce(grouped, 0) END) & {byte})"
+    for byte in (0xFF, 0xFF00, 0xFF0000, 0xFF000000)
+)
 LEDGER_NAME: Final = "campaign.ledger"  # of the ledger in the folder of a campaign
 _BUSY_SECONDS: Final = 30.0
 

@@ -26,12 +26,19 @@ from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.lessons import Rule
 from sampling_async.campaign._earlier import held_in, is_final, stored_code
 from sampling_async.campaign._ledger_file import PlannedQuota
-from sampling_async.campaign._rooms import RoomTakenError
+from sampling_async.campaign._rooms import RoomTakenError, Taken
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import arrow, pa, settled
 from sampling_async.matching.panel._collectors import FlatPairs
-from sampling_async.matching.panel._columns import EXCLUDED, GROUP_COLUMNS, MEMBER_CODE, OTHERS, GroupReader
+from sampling_async.matching.panel._columns import (
+    EXCLUDED,
+    GROUP_QUESTIONS,
+    MEMBER_CODE,
+    OTHERS,
+    REGION,
+    GroupReader,
+)
 from sampling_async.matching.panel._prices import INVITES_LEFT
 from sampling_async.notifications._stores import AnyStore
 
@@ -131,7 +138,7 @@ class Planner:
     notes: Sequence[str]  # of what was left out before
     leave_out: Sequence[AnyStore] = ()  # what members got in earlier nights is not planned
     owner: tuple[str, str] | None = None  # the service and panel of the client; None without one
-    taken: Mapping[int, int] = field(factory=dict[int, int])  # room that other campaigns hold, by quota
+    taken: Taken = field(factory=dict[tuple[int, int], int])  # room that other campaigns hold
 
     def plan_beside_others(
         self, rooms: SharedRoom | None, ledger: CampaignLedger, wanted: CancelFlag, *, now: float, **more: Any
@@ -142,8 +149,8 @@ class Planner:
             return
         while True:
             taken = rooms.of_others(now)
+            take = partial(rooms.take_patiently, now=now, seen=taken, check=wanted.check)
             try:
-                take = partial(rooms.take, now=now, seen=taken)
                 evolve(self, taken=taken).plan(ledger, wanted, now=now, take=take, **more)
             except RoomTakenError:
                 wanted.check()
@@ -175,11 +182,13 @@ class Planner:
             left = {code: max(0, most - count) for code, count in ledger.open_of_members(since)}
             allocate = self._room_left(allocate, ledger.open_invites(since))
         if self.taken:
-            allocate = self._room_left(allocate, list(self._taken_here()))
+            allocate = self._room_left(allocate, ((*place, count) for place, count in self.taken.items()))
         held = self._held(ledger, is_top_up=open_seconds is not None)
         matcher = PanelMatcher(self.index, allocate)
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
-        source = _source_of(self.panel, matcher, self.columns, weight | GROUP_COLUMNS)
+        # A region that nobody has named may be anything.
+        groups_in = GROUP_QUESTIONS | ({REGION} & {*self.columns.values()})
+        source = _source_of(self.panel, matcher, self.columns, weight | groups_in)
         groups = GroupReader(source.columns, self.index.kinds, ledger.fact("groups"))
 
         passes, members = (2 if allocate.prices is None else 1), 0
@@ -282,10 +291,11 @@ class Planner:
 
     def _warnings(self, source: _ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
         yield from self.notes
-        if taken := [count for _, _, count in self._taken_here()]:
+        here = {target.survey.survey_id for target in self.index.quota_ids.targets()}
+        if taken := [count for (_, survey_id), count in self.taken.items() if survey_id in here]:
             yield (
                 f"other campaigns hold room for {count_of(sum(taken), 'pair')} in"
-                f" {count_of(len(taken), 'quota')} of this inventory; it was left to them"
+                f" {count_of(len(taken), 'quota')} of these surveys; it was left to them"
             )
         if self.allocate.counts_prices_alike(self._currencies):
             yield not_compared(self._currencies)
@@ -322,12 +332,6 @@ class Planner:
                 if survey_id in waves and (not wave_id or wave_id in waves[survey_id]):
                     surveys.setdefault(stored_code(code), set()).add(survey_id)
         return surveys
-
-    def _taken_here(self) -> Iterator[tuple[int, int, int]]:
-        """Yield what other campaigns hold of this inventory: quota, survey and number of pairs."""
-        for target in self.index.quota_ids.targets():
-            if count := self.taken.get(target.quota.quota_id):
-                yield target.quota.quota_id, target.survey.survey_id, count
 
     def _room_left(self, allocate: Allocate, used: Iterable[tuple[int, int, int]]) -> Allocate:
         """Return the allocation with the room that pairs leave, given as quota, survey and number."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from attrs import frozen
 
-from sampling_async.notifications import SqlStore
+from sampling_async.notifications import SqlStore, StoreError
 from sampling_async.notifications._stores import run_once, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sampling_async.campaign._ledger import CampaignLedger, Planning
     from sampling_async.notifications._stores import AnyStore
@@ -21,19 +22,17 @@ if TYPE_CHECKING:
 LEASE: Final = 86_400.0
 """How many seconds an invite may still end in a complete, and a campaign that was killed holds its room."""
 
+_TRIES: Final = 10
 _HELD: Final = """
-SELECT quota, sum(pairs) FROM (
+SELECT q.id, q.survey, sum(pairs) FROM (
     SELECT quota, count(*) AS pairs FROM invites WHERE at >= ? GROUP BY quota
     UNION ALL SELECT quota, count(*) FROM pairs WHERE state IN ('pending', 'unknown') GROUP BY quota
-) GROUP BY quota
+) JOIN quotas AS q ON q.id = quota GROUP BY q.id
 """
-_TABLE: Final = """
-CREATE TABLE IF NOT EXISTS rooms (
-    service TEXT NOT NULL, holder TEXT NOT NULL, quota BIGINT NOT NULL, pairs BIGINT NOT NULL,
-    until DOUBLE PRECISION NOT NULL, PRIMARY KEY (service, holder, quota)
-)
-"""
-_ROWS: Final = "rooms (service, holder, quota, pairs, until)"
+_ROWS: Final = "rooms (service, holder, quota, survey, pairs, until)"
+
+Taken: TypeAlias = "Mapping[tuple[int, int], int]"
+"""How many pairs are taken, by quota and survey."""
 
 
 class RoomTakenError(Exception):
@@ -63,14 +62,15 @@ class SharedRoom:
             ledger.note(holder=holder)
         return cls(store_of(store).copy(), service, holder)
 
-    def of_others(self, now: float) -> Mapping[int, int]:
-        """Return how many pairs other campaigns may still request, or may get completes of, by quota."""
+    def of_others(self, now: float) -> Taken:
+        """Return how many pairs other campaigns may still request, or may get completes of."""
         return run_once(self.store, partial(self._of_others, now=now))
 
-    def take(
-        self, ledger: CampaignLedger | Planning, now: float, *, seen: Mapping[int, int] | None = None
-    ) -> None:
+    def take(self, ledger: CampaignLedger | Planning, now: float, *, seen: Taken | None = None) -> bool:
         """Note the pairs of a campaign that will be requested, or are invites that may still end in a complete.
+
+        Returns:
+            Whether it had lost room that others have now.
 
         Raises:
             RoomTakenError: Others have more of a quota than was `seen`. Nothing was noted.
@@ -79,21 +79,37 @@ class SharedRoom:
         until = now + LEASE
         rows = [(self.service, self.holder, *row, until) for row in ledger.read(_HELD, now - LEASE)]
 
-        def noted(store: SqlStore) -> None:
+        def noted(store: SqlStore) -> bool:
             others = self._of_others(store, now)
-            if seen is not None and any(count > seen.get(quota_id, 0) for quota_id, count in others.items()):
+            if seen is not None and any(count > seen.get(place, 0) for place, count in others.items()):
                 raise RoomTakenError
-            store.execute("DELETE FROM rooms WHERE service = ? AND holder = ?", (self.service, self.holder))
+            own = (self.service, self.holder)
+            had = store.run("DELETE FROM rooms WHERE service = ? AND holder = ?", own).rowcount
             store.insert(_ROWS, rows)
+            return not had and any((quota_id, survey_id) in others for _, _, quota_id, survey_id, *_ in rows)
 
-        run_once(self.store, noted)
+        return run_once(self.store, noted)
 
-    def _of_others(self, store: SqlStore, now: float) -> Mapping[int, int]:
+    def take_patiently(
+        self, planning: Planning, now: float, *, seen: Taken, check: Callable[[], object]
+    ) -> None:
+        """Take room for a plan; again while the store is busy or away, so that what was matched is not lost."""
+        for left in reversed(range(_TRIES)):
+            try:
+                self.take(planning, now, seen=seen)
+            except StoreError as exc:
+                if exc.permanent or not left:
+                    raise
+                check()
+                time.sleep(1)
+            else:
+                return
+
+    def _of_others(self, store: SqlStore, now: float) -> Taken:
         store.lock("rooms")  # one campaign at a time looks and takes
-        store.execute(_TABLE)
         store.execute("DELETE FROM rooms WHERE until < ?", (now,))
-        query = "SELECT quota, pairs FROM rooms WHERE service = ? AND holder != ?"
-        found = Counter[int]()
-        for quota_id, count in store.execute(query, (self.service, self.holder)):
-            found[quota_id] += count
+        query = "SELECT quota, survey, pairs FROM rooms WHERE service = ? AND holder != ?"
+        found = Counter[tuple[int, int]]()
+        for quota_id, survey_id, count in store.execute(query, (self.service, self.holder)):
+            found[quota_id, survey_id] += count
         return found

@@ -207,7 +207,8 @@ class CampaignRun:
             return
         self._room_kept = now = self._wall_clock()
         try:
-            self._rooms.take(self._ledger, now)
+            if self._rooms.take(self._ledger, now):
+                _LOG.warning("%r held no room any more, and others have planned for it: plan a top-up", self)
         except StoreError as exc:
             _LOG.warning("the room that %r shares is as it was noted before: %s", self, exc)
 

@@ -302,7 +302,7 @@ class PostgresStore(SqlStore):
         return self._writer.run(query, values)
 
     def insert(self, into: str, rows: Sequence[Sequence[object]], *, on_conflict: str = "") -> int:
-        if on_conflict or self._writer is None:
+        if on_conflict or self._writer is None or not self._writer.can_copy_in(into):
             return super().insert(into, rows, on_conflict=on_conflict)
         # Nearly twice as many notifications a second as with INSERT, at half of the CPU time of this process.
         if rows:

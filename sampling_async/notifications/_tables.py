@@ -59,6 +59,10 @@ CREATE TABLE IF NOT EXISTS links (
     PRIMARY KEY (member, quota)
 );
 CREATE INDEX IF NOT EXISTS links_changed ON links (changed);
+CREATE TABLE IF NOT EXISTS rooms (
+    service TEXT NOT NULL, holder TEXT NOT NULL, quota BIGINT NOT NULL, survey BIGINT NOT NULL,
+    pairs BIGINT NOT NULL, until DOUBLE PRECISION NOT NULL, PRIMARY KEY (service, holder, quota)
+);
 CREATE TABLE IF NOT EXISTS erased (member TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS secrets (
     {id}, kind TEXT NOT NULL, secret TEXT NOT NULL

@@ -9,8 +9,10 @@ from collections import Counter
 from functools import partial
 
 import anyio
+import msgspec
 import pyarrow as pa
 import pytest
+from attrs import evolve
 from campaign_kit import all_of, campaign_of, panel_table
 from cli_kit import lines, run, served_panel
 
@@ -198,3 +200,50 @@ async def test_reserves_use_room_that_is_left(sim, tmp_path, new_address):
         await first.plan()
         await all_of(first.run())
         assert (await second.plan()).pairs
+
+
+async def test_who_lost_its_room_is_told_to_plan_anew(sim, tmp_path, new_address, caplog):
+    now, store = [1e9], new_address()
+    async with sim.client() as client:
+        first, second = of_panels(sim, client, tmp_path, store, wall_clock=lambda: now[0])
+        await first.plan()
+        now[0] += DAY + 1
+        await second.plan()
+        with caplog.at_level(logging.WARNING):
+            await all_of(second.run())
+            assert "held no room" not in caplog.text
+            await all_of(first.run())
+    assert "held no room any more, and others have planned for it" in caplog.text
+
+
+async def test_the_room_of_a_survey_counts_quotas_that_have_closed_since(sim, tmp_path, new_address):
+    whole = new_simulator().inventory
+    rooms = {each.survey_id: 20 for each in whole.surveys}
+    allocate = Allocate(3, room={quota.quota_id: 50 for each in whole.surveys for quota in each.quotas})
+    allocate = evolve(allocate, survey_room=rooms)
+    async with sim.client() as client:
+        first, second = of_panels(sim, client, tmp_path, new_address(), allocate=allocate)
+        await first.plan()
+        fullest = (await planned(first)).most_common(1)[0][0]
+        left = [
+            msgspec.structs.replace(each, quotas=tuple(q for q in each.quotas if q.quota_id != fullest))
+            for each in whole.surveys
+        ]
+        _, second = of_panels(sim, client, tmp_path, second._share_room, allocate=allocate, inventory=left)
+        await second.plan()
+    survey_of = {quota.quota_id: each.survey_id for each in whole.surveys for quota in each.quotas}
+    of_surveys = Counter[int]()
+    for quota_id, count in (await planned(first, second)).items():
+        of_surveys[survey_of[quota_id]] += count
+    assert max(of_surveys.values()) == 20
+
+
+def test_a_store_of_room_is_a_file_in_a_folder_or_none(tmp_path, monkeypatch):
+    plan = ("campaign", "panel.jsonl", "--dry-run", "--json", "--out")
+    with served_panel(tmp_path, monkeypatch):
+        for wrong in (".", "", "away/rooms.db"):
+            refused = run(*plan, "a", "--share-room", wrong)
+            assert refused.exit_code == 2
+            assert "--share-room takes a file in a folder that is there" in refused.stderr
+        assert run(*plan, "a", "--share-room", "none").exit_code == 0
+    assert not (tmp_path / "none").exists()

@@ -227,3 +227,38 @@ def test_the_command_takes_a_region_column_and_shows_names(service):
     assert "By gender (Sex)" in text
     assert "Women" in text
     assert {each["value"] for each in json.loads(Path("out/summary.json").read_text())["groups"]} > {"Ohio"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"member_code,1001538,region", b"m1,30,Z\xfcrich"],
+        [b"member_code,1001538,region,region", b"m1,30,North,South"],
+    ],
+)
+async def test_a_file_whose_region_nobody_names_is_planned_as_before(tmp_path, lines):
+    panel = tmp_path / "panel.csv"
+    panel.write_bytes(b"\n".join(lines))
+    assert await planned(str(panel), tmp_path) == {("age", "30-34"): 1}
+
+
+async def test_a_file_has_its_region_in_the_column_that_is_named(tmp_path):
+    panel = tmp_path / "panel.csv"
+    for column in ("region", "town"):
+        (tmp_path / column).mkdir()
+        panel.write_text(f"member_code,1001538,{column}\nm1,30,North\nm2,31,South\n")
+        found = await planned(str(panel), tmp_path / column, columns={column: "region"})
+        assert found["region", "North"] == found["region", "South"] == 1
+
+
+async def test_a_top_up_without_a_column_keeps_what_was_known_of_members(tmp_path):
+    known = people(pa.array([30, 31, 32]), region=["N", "S", "S"])
+    ledger = tmp_path / "run.ledger"
+    sim = Simulator(1, members=3)
+    async with sim.client() as client:
+        first = Campaign(client, known, INVENTORY, ledger=ledger, allocate=ALL)
+        await first.plan()
+        await Campaign(client, known.drop_columns(["region"]), INVENTORY, ledger=ledger, allocate=ALL).top_up()
+    found = {(each.kind, each.value): each.planned for each in (await first.summary()).groups}
+    assert found["region", "S"] == 2 * found["region", "N"]
+    assert found["age", "30-34"] == 3 * found["region", "N"]

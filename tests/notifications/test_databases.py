@@ -14,6 +14,7 @@ from notifications_kit import COMPLETION, encoded, received
 from postgres_kit import Cluster, german_server, missing
 
 from sampling_async import InvalidRequestError, InviteOutcome
+from sampling_async.campaign._rooms import SharedRoom
 from sampling_async.frames import write_postgres
 from sampling_async.notifications import Kind, OutcomeLedger, PostgresStore, StoreError
 from sampling_async.notifications._facts import Receipt
@@ -213,6 +214,27 @@ def test_a_database_that_publishes_all_tables_takes_each_change():
         store.close()
     finally:
         cluster.remove()
+
+
+def test_tables_whose_policies_decide_row_by_row_are_written(postgres):
+    """PostgreSQL refuses COPY there."""
+    store = PostgresStore(postgres.dsn, schema="by_row")
+    assert put(store, "m-1") == ["new"]
+    store.close()
+    postgres.query("CREATE ROLE writer LOGIN; GRANT USAGE ON SCHEMA by_row TO writer")
+    postgres.query("GRANT ALL ON ALL TABLES IN SCHEMA by_row TO writer")
+    postgres.query("GRANT ALL ON ALL SEQUENCES IN SCHEMA by_row TO writer")
+    for table in ("facts", "receipts", "rooms"):
+        postgres.query(f"ALTER TABLE by_row.{table} ENABLE ROW LEVEL SECURITY")
+        postgres.query(f"CREATE POLICY every ON by_row.{table} USING (true) WITH CHECK (true)")
+    other = PostgresStore(postgres.dsn.replace("sampling:s3cret-word", "writer"), schema="by_row")
+    assert put(other, "m-2") == ["new"]
+    assert [fact.notification.member_code for fact in other.facts()] == ["m-1", "m-2"]
+    # Whoever may not make tables may share room.
+    rooms = SharedRoom(other.copy(), "https://service.example", "first")
+    rooms.take(SimpleNamespace(read=lambda *_: [(1, 2, 3)]), 0.0)
+    assert SharedRoom(store.copy(), "https://service.example", "second").of_others(1.0) == {(1, 2): 3}
+    other.close()
 
 
 # --- Outcomes

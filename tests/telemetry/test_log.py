@@ -119,6 +119,7 @@ def test_a_program_that_configures_nothing_shows_it():
 
 def test_a_client_made_within_the_block_leaves_the_whole_log_shown(log):
     log("info")
+    follow_environment()
     with log_on_stderr():
         follow_environment()  # as each client does
         assert LOGGER.level == logging.DEBUG

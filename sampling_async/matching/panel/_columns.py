@@ -391,7 +391,7 @@ _OF_GROUPS: Final = {
     "region": (REGION, "1001568"),  # a DMA
     "device": (DEVICE,),
 }
-GROUP_COLUMNS: Final = frozenset(name for names in _OF_GROUPS.values() for name in names)
+GROUP_QUESTIONS: Final = frozenset(name for names in _OF_GROUPS.values() for name in names if name.isdecimal())
 GROUP_BITS: Final = 8
 LAST_GROUP: Final = 2**GROUP_BITS - 1
 """The place of those that come when all places are taken; 0 is not known."""
@@ -402,7 +402,7 @@ class GroupReader:
     """Reads the groups of members from a panel, batch by batch, and gives them in the same order."""
 
     def __init__(self, columns: Sequence[str], kinds: QuestionKinds, earlier: str | None) -> None:
-        known = json.loads(earlier or "{}")  # the fact of an earlier plan: its places stay
+        self._known = known = json.loads(earlier or "{}")  # the fact of an earlier plan: its places stay
         self._columns = {
             kind: next((name for name in names if columns.count(name) == 1), "")
             for kind, names in _OF_GROUPS.items()
@@ -415,7 +415,8 @@ class GroupReader:
 
     def to_json(self) -> str:
         """Return the fact of the ledger: the column and the groups of each kind."""
-        return json.dumps({kind: [self._columns[kind], [*found]] for kind, found in self._found.items()})
+        names = {kind: name or self._known.get(kind, [""])[0] for kind, name in self._columns.items()}
+        return json.dumps({kind: [names[kind], [*found]] for kind, found in self._found.items()})
 
     def following(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield batches, and read the groups of their members."""
