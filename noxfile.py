@@ -76,8 +76,11 @@ FAST = [
         "sync/test_sync",
         "telemetry/test_telemetry",
         "wire/test_bodies",
+        "wire/test_closing",
         "wire/test_engine",
         "wire/test_http1",
+        "wire/test_idle_connections",
+        "wire/test_responses_of_others",
         "wire/test_session",
     )
 ]

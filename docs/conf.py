@@ -38,6 +38,7 @@ nitpick_ignore_regex = [
         "py:class",
         r"(Currencies|CutWhen|FaultKind|Full|Goal|Missing|N|NotificationKind|OnMembers|Outcome|Output|Panel|Rates|Sleep|Value)",
     ),
+    ("py:class", "_OfSettled"),
     (
         "py:class",
         r"(AnyIterable|AnyStore|HttpClient|IndexSource|MemberOptions|Recorder|SubQuotaRule|Transport|TruncatedPostal|Unpack)",
