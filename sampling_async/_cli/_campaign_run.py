@@ -134,17 +134,15 @@ class CampaignJob:
         values: dict[str, Any] = asdict(self.given) | {"panel": panel}
         for name in ("bands", "currency_rates"):
             values[name] = values[name] and values[name].absolute()
-        stores = dict.fromkeys(("notifications", "rates_from", "share_room"), is_dsn)
-        for name, is_other in {"panel": is_query, **stores}.items():
-            is_none = name == "share_room" and values[name] == NONE
-            if values[name] is not None and not is_none and not is_other(values[name]):
+        for name, is_other in (("panel", is_query), ("notifications", is_dsn), ("rates_from", is_dsn)):
+            if values[name] is not None and not is_other(values[name]):
                 values[name] = str(Path(values[name]).absolute())
+        if values["share_room"] is not None:
+            values["share_room"] = _whole(values["share_room"])
         earlier = [NONE if each.casefold() == NONE else each.strip() for each in values["leave_out"] or ()]
         if "" in earlier or (NONE in earlier and len(earlier) > 1):
             raise InvalidRequestError("--leave-out takes folders and stores, or none alone")
-        values["leave_out"] = [
-            each if each == NONE or is_dsn(each) else str(Path(each).absolute()) for each in earlier
-        ]
+        values["leave_out"] = [*map(_whole, earlier)]
         return Settings(**values)
 
     def _plan(self, settings: Settings, make: Callable[..., Any], *, limits: Limits | None = None) -> None:
@@ -256,6 +254,11 @@ def _rates_of(settings: Settings) -> LearnedRates | float:
             " To record invites: sampling-async outcomes --store STORE --invites LEDGER"
         )
     return rates
+
+
+def _whole(store: str) -> str:
+    """Return a store as another folder has it; `none` stays."""
+    return store if store == NONE or is_dsn(store) else str(Path(store).absolute())
 
 
 def _require_saveable(option: str, address: str) -> None:

@@ -110,8 +110,8 @@ class Campaign:
             stores of notifications, outcomes and links. What a member holds, took, or was refused for good
             there is not planned again. Another wave of a survey is, unless both waves are open.
         share_room: A store that campaigns of several panels on one service share. A plan leaves to others the
-            room of quotas that they hold there, and takes what it needs itself. It gives back what it does not
-            use when a run ends; a campaign whose run was killed, or that is not run, holds its room for a day.
+            room of quotas that they hold there, and takes what it needs itself. What a run did not use is free
+            when it ends; a campaign whose run was killed, or that is not run, holds its room for a day.
         workers: How many processes match the panel.
         max_turns: The most requests for one member. Those after the first replace refused quotas.
         retry_seconds: After a technical error, the seconds until the pair is requested again.

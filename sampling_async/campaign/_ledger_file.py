@@ -108,10 +108,10 @@ class Notes:
 # Marks the file as a ledger ("SANC"), so that no other database is written to by mistake.
 _APPLICATION: Final = 0x53414E43
 _FORM: Final = 2
-# Of each kind the group of the new plan; the one before if the panel does not tell it any more.
+# Of each kind, a byte, the group of the new plan; the one before if the new panel has none.
 KEPT_GROUPS: Final = " | ".join(
     f"((CASE WHEN excluded.grouped & {byte} THEN excluded.grouped ELSE coalesce(grouped, 0) END) & {byte})"
-    for byte in (0xFF, 0xFF00, 0xFF0000, 0xFF000000)
+    for byte in (0xFF << at for at in range(0, 56, 8))
 )
 LEDGER_NAME: Final = "campaign.ledger"  # of the ledger in the folder of a campaign
 _BUSY_SECONDS: Final = 30.0

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from attrs import frozen
 
-from sampling_async.notifications import SqlStore, StoreError
+from sampling_async.notifications import PostgresStore, SqlStore, StoreError
 from sampling_async.notifications._stores import run_once, store_of
+from sampling_async.notifications._tables import ROOMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +30,10 @@ SELECT q.id, q.survey, sum(pairs) FROM (
     UNION ALL SELECT quota, count(*) FROM pairs WHERE state IN ('pending', 'unknown') GROUP BY quota
 ) JOIN quotas AS q ON q.id = quota GROUP BY q.id
 """
+_TABLE_OF: Final = {
+    False: "SELECT max(name) FROM sqlite_master WHERE name = 'rooms'",
+    True: "SELECT to_regclass('rooms')",
+}
 _ROWS: Final = "rooms (service, holder, quota, survey, pairs, until)"
 
 Taken: TypeAlias = "Mapping[tuple[int, int], int]"
@@ -107,6 +112,9 @@ class SharedRoom:
 
     def _of_others(self, store: SqlStore, now: float) -> Taken:
         store.lock("rooms")  # one campaign at a time looks and takes
+        # Not IF NOT EXISTS alone: PostgreSQL refuses even that to whoever may make no tables.
+        if store.execute(_TABLE_OF[isinstance(store, PostgresStore)]) == [(None,)]:
+            store.execute(ROOMS)
         store.execute("DELETE FROM rooms WHERE until < ?", (now,))
         query = "SELECT quota, survey, pairs FROM rooms WHERE service = ? AND holder != ?"
         found = Counter[tuple[int, int]]()

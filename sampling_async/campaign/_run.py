@@ -202,7 +202,7 @@ class CampaignRun:
             self._ledger.close()
 
     def _keep_room(self) -> None:
-        """Note what this campaign holds of the room that it shares, and give the rest back."""
+        """Note what this campaign holds of the room that it shares; the rest is free."""
         if self._rooms is None:
             return
         self._room_kept = now = self._wall_clock()

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 FORM: Final = 1
 """The form of the tables: a later version may have others."""
 
+ROOMS: Final = """
+CREATE TABLE IF NOT EXISTS rooms (
+    service TEXT NOT NULL, holder TEXT NOT NULL, quota BIGINT NOT NULL, survey BIGINT NOT NULL,
+    pairs BIGINT NOT NULL, until DOUBLE PRECISION NOT NULL, PRIMARY KEY (service, holder, quota)
+)
+"""
+"""The table of rooms that campaigns share; a store that was made before has none."""
+
 # In what SQLite and PostgreSQL have in common, but for what stands in braces.
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS receipts (
@@ -59,10 +67,6 @@ CREATE TABLE IF NOT EXISTS links (
     PRIMARY KEY (member, quota)
 );
 CREATE INDEX IF NOT EXISTS links_changed ON links (changed);
-CREATE TABLE IF NOT EXISTS rooms (
-    service TEXT NOT NULL, holder TEXT NOT NULL, quota BIGINT NOT NULL, survey BIGINT NOT NULL,
-    pairs BIGINT NOT NULL, until DOUBLE PRECISION NOT NULL, PRIMARY KEY (service, holder, quota)
-);
 CREATE TABLE IF NOT EXISTS erased (member TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS secrets (
     {id}, kind TEXT NOT NULL, secret TEXT NOT NULL
@@ -96,7 +100,7 @@ SELECT * FROM (
 
 def make_tables(run: Callable[..., Any], **own: str) -> None:
     """Create the tables of a store, in its transaction. `own` is what stands in braces, for this database."""
-    for statement in _TABLES.split(";"):
+    for statement in (*_TABLES.split(";"), ROOMS):
         run(statement.format(**own))
 
 

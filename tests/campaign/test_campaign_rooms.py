@@ -19,6 +19,7 @@ from cli_kit import lines, run, served_panel
 from sampling_async import InvalidRequestError
 from sampling_async.campaign import Limits
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
+from sampling_async.notifications._stores import run_once, store_of
 from sampling_async.simulator import Simulator
 
 DAY = 86_400.0
@@ -192,6 +193,15 @@ def test_the_command_shares_room_and_a_later_call_remembers_the_store(tmp_path, 
         third = run(*plan, "c")
         assert "hold room" in third.output
         assert lines(third)[0]["Pairs"] > 0
+
+
+async def test_a_store_that_was_made_before_gets_its_table(sim, tmp_path, new_address):
+    store = store_of(new_address())
+    run_once(store.copy(), lambda opened: opened.execute("DROP TABLE rooms"))
+    async with sim.client() as client:
+        first, second = of_panels(sim, client, tmp_path, store)
+        await first.plan()
+        assert (await second.plan()).warnings
 
 
 async def test_reserves_use_room_that_is_left(sim, tmp_path, new_address):
