@@ -21,7 +21,7 @@ from sampling_async import _cli, to_json
 from sampling_async._cli import _campaign_live, _connection, _rendering, _sources
 from sampling_async._cli._commands import app_for
 from sampling_async._cli._simulation import write_panel
-from sampling_async.simulator import Simulator
+from sampling_async.simulator import Fault, Simulator
 
 if TYPE_CHECKING:
     import io
@@ -152,6 +152,28 @@ def wait_for_handlers(process) -> None:
     while len(list(status.parent.joinpath("task").iterdir())) < 2:  # until the reading thread exists
         time.sleep(0.01)
     time.sleep(0.1)
+
+
+def interrupted_command(command, sim, number, *arguments, stdin=subprocess.DEVNULL, text=None):
+    """Send a signal while the second bulk of a command is in flight; return outcomes, exit code and stderr.
+
+    The service responds to no bulk after the first one, so that a signal which comes late finds it there.
+    """
+    sim.faults.add(Fault.delay(60).on("bulk_invite", after=1))
+    before = sim.ledger.request_count
+    pipe = stdin if text is None else subprocess.PIPE
+    with program(command, *arguments, "--max-concurrency", 1, stdin=pipe) as process:
+        if text is not None:
+            process.stdin.write(text)
+            process.stdin.flush()
+        while sim.ledger.request_count < before + 2:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, errors = process.stdout.read(), process.stderr.read()
+    sim.faults.clear()
+    assert "Traceback" not in errors
+    return [json.loads(line) for line in out.splitlines()], process.returncode, errors
 
 
 def to_install(extra: str) -> str:

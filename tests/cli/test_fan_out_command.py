@@ -6,11 +6,22 @@ import json
 import signal
 import socket
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from cli_kit import ENDINGS, at_keyboard, lines, member, on_terminal, program, quota_ids, run, wait_for_handlers
+from cli_kit import (
+    ENDINGS,
+    at_keyboard,
+    interrupted_command,
+    lines,
+    member,
+    on_terminal,
+    program,
+    quota_ids,
+    run,
+    wait_for_handlers,
+)
 
 from sampling_async.simulator import Fault
 
@@ -174,20 +185,7 @@ def test_requests_are_accepted_from_one_source_only(sim, tmp_path, monkeypatch):
 MANY = [(f"m{at:06}", range(1, 101)) for at in range(40)]
 
 
-def interrupted(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None):
-    """Send a signal in the middle of a run; return the outcomes, the exit code and stderr."""
-    arguments = ("fan-out", *arguments, "--max-concurrency", 1)
-    before = sim.ledger.request_count
-    with program(*arguments, stdin=stdin if text is None else subprocess.PIPE) as process:
-        if text is not None:
-            process.stdin.write(text)
-            process.stdin.flush()
-        while sim.ledger.request_count < before + 2:
-            time.sleep(0.01)
-        process.send_signal(number)
-        out, errors = process.stdout.read(), process.stderr.read()
-    assert "Traceback" not in errors
-    return [json.loads(line) for line in out.splitlines()], process.returncode, errors
+interrupted = partial(interrupted_command, "fan-out")
 
 
 @pytest.mark.parametrize("number", ENDINGS)

@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 import typer
-from cli_kit import ENDINGS, lines, main, member, program, quota_ids, run, wait_for_handlers
+from cli_kit import (
+    ENDINGS,
+    interrupted_command,
+    lines,
+    main,
+    member,
+    program,
+    quota_ids,
+    run,
+    wait_for_handlers,
+)
 
 from sampling_async.simulator import Fault
 
@@ -27,23 +37,7 @@ def test_a_closed_output_pipe_ends_a_command_quietly(sim):
     assert process.returncode == 1
 
 
-def interrupted(sim, number, *arguments, stdin=subprocess.DEVNULL, text=None, requests=2, **options):
-    """Send a signal in the middle of a run; return the outcomes, the exit code and stderr."""
-    arguments = ("bulk-invite", member(sim), *arguments, "--max-concurrency", 1)
-    before = sim.ledger.request_count
-    with program(*arguments, stdin=stdin if text is None else subprocess.PIPE, **options) as process:
-        if text is not None:
-            process.stdin.write(text)
-            process.stdin.flush()
-        while sim.ledger.request_count < before + requests:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.01)
-        process.send_signal(number)
-        out, errors = process.stdout.read(), process.stderr.read()
-    assert "Traceback" not in errors
-    return [json.loads(line) for line in out.splitlines()], process.returncode, errors
-
-
+interrupted = partial(interrupted_command, "bulk-invite")
 ASKED = range(1, 3002)
 
 
@@ -54,17 +48,17 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     file.write_text("\n".join(map(str, ASKED)))
     match source:
         case "arguments":
-            outcomes, code, errors = interrupted(slow, number, *ASKED)
+            outcomes, code, errors = interrupted(slow, number, member(slow), *ASKED)
         case "file":
-            outcomes, code, errors = interrupted(slow, number, "--file", file)
+            outcomes, code, errors = interrupted(slow, number, member(slow), "--file", file)
         case "stdin":
             outcomes, code, errors = interrupted(
-                slow, number, text=file.read_text()
-            )  # from a pipe that stays open
+                slow, number, member(slow), text=file.read_text()
+            )  # a pipe that stays open
             assert "has not ended" in errors
         case _:
             with file.open("rb") as stdin:
-                outcomes, code, errors = interrupted(slow, number, stdin=stdin)
+                outcomes, code, errors = interrupted(slow, number, member(slow), stdin=stdin)
     asked = (
         ASKED[:-1] if source == "stdin" else ASKED
     )  # without the end of input, the number 3001 may be incomplete
@@ -98,7 +92,7 @@ def test_after_a_signal_a_pipe_is_read_to_its_end_if_that_comes_soon(slow, numbe
         ["sh", "-c", "seq 1 500; sleep 0.6; seq 501 900; sleep 0.2; seq 901 1000"], stdout=subprocess.PIPE
     )
     with writer:
-        outcomes, code, errors = interrupted(slow, number, stdin=writer.stdout)
+        outcomes, code, errors = interrupted(slow, number, member(slow), stdin=writer.stdout)
     assert code == ENDINGS[number]
     assert sorted(each["QuotaID"] for each in outcomes) == [*range(1, 1001)]
     assert "has not ended" not in errors
@@ -109,7 +103,7 @@ def test_after_a_signal_an_endless_pipe_is_read_for_a_short_time_only(slow):
     with subprocess.Popen(
         [sys.executable, "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as writer:
-        outcomes, code, errors = interrupted(slow, signal.SIGTERM, stdin=writer.stdout)
+        outcomes, code, errors = interrupted(slow, signal.SIGTERM, member(slow), stdin=writer.stdout)
         writer.kill()
     assert code == 143
     assert "has not ended" in errors
@@ -119,7 +113,7 @@ def test_after_a_signal_an_endless_pipe_is_read_for_a_short_time_only(slow):
 def test_after_a_signal_an_invalid_quota_id_ends_the_input(slow, tmp_path):
     file = tmp_path / "ids"
     file.write_text("\n".join(map(str, [*range(1, 20_001), "oops", 5])))
-    outcomes, code, errors = interrupted(slow, signal.SIGTERM, "--file", file)
+    outcomes, code, errors = interrupted(slow, signal.SIGTERM, member(slow), "--file", file)
     assert code == 143
     assert [each["QuotaID"] for each in sorted(outcomes, key=lambda each: each["QuotaID"])] == [
         *range(1, 20_001)
@@ -134,7 +128,7 @@ def test_a_signal_with_a_journal_reports_the_outcomes_of_the_journal(slow, tmp_p
     file = tmp_path / "ids"
     file.write_text("\n".join(map(str, ASKED)))
     given = ("--file", file) if source == "file" else ASKED
-    outcomes, _, _ = interrupted(slow, signal.SIGTERM, *given, "--journal", tmp_path / "journal")
+    outcomes, _, _ = interrupted(slow, signal.SIGTERM, member(slow), *given, "--journal", tmp_path / "journal")
     by_id = {each["QuotaID"]: each for each in outcomes}
     assert len(outcomes) == len(by_id) == len(ASKED)
     assert [each["Status"] for each in first] == [by_id[each["QuotaID"]]["Status"] for each in first]
