@@ -15,7 +15,7 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli._connection import ServiceOptions, loaded
 from sampling_async._cli._files import RATES_HELP
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._labels import LABELS_HELP, read_labels
+from sampling_async._cli._labels import LABELS_HELP
 from sampling_async._cli._match import MatchOptions
 from sampling_async._cli._options import argument, beyond, given, names_in, option, takes
 
@@ -79,6 +79,9 @@ def _parsed(name: str, text: str, option: str) -> Any:
     return value
 
 
+FILES: Final = {"bands", "currency_rates", "labels"}  # the settings that are paths
+
+
 @frozen(kw_only=True)
 class Settings:
     """What a campaign saves in its ledger, so that a later command needs only its folder.
@@ -138,6 +141,7 @@ class Settings:
         "COLUMN", "Divide the invites into folders by survey_id, wave_id, quota_id or day; can be given again."
     )
     format: InviteFormat | None = _of_run("parquet|jsonl|csv", "The format of the invites. Default: parquet.")
+    labels: Path | None = _of_run("FILE", f"{LABELS_HELP} For the report.")
 
     def over(self, saved: Settings) -> Settings:
         """Return these settings; those that were not given are taken from `saved`."""
@@ -179,7 +183,7 @@ class Settings:
         found: dict[str, Any] = {} if text is None else json.loads(text)
         known = {each.name for each in fields(Settings)}
         values = {name: value for name, value in found.items() if name in known and value is not None}
-        for name in {"bands", "currency_rates"} & values.keys():
+        for name in FILES & values.keys():
             values[name] = Path(values[name])
         return evolve(DEFAULTS, **values)
 
@@ -366,15 +370,15 @@ def report(
             "report then. Default: what the run was given.",
         ),
     ] = None,
-    labels: Annotated[Path | None, option("FILE", LABELS_HELP)] = None,
+    labels: Annotated[Path | None, option("FILE", f"{LABELS_HELP} Default: what the run was given.")] = None,
 ) -> None:
     """Write the files of a campaign again, from its ledger, even while it runs.
 
     They are the invites, the pairs, summary.json, and report.html, a page
     that needs nothing else and holds no member codes.
     """
-    settings = Settings(partition=partition, format=format_, notifications=notifications)
-    _with_report().write_report(folder, out or folder, settings, read_labels(labels))
+    settings = Settings(partition=partition, format=format_, notifications=notifications, labels=labels)
+    _with_report().write_report(folder, out or folder, settings)
 
 
 @app.command(cls=Command)

@@ -21,9 +21,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import fail, silence_stdout
+from sampling_async._cli._labels import read_labels
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._stores import existing_store
 from sampling_async._cli._tally import CAPPED, DONE, INCOMPLETE, Tally, code_name
@@ -284,7 +286,13 @@ class ShownRun:
 def file_options(folder: Path, settings: Settings) -> dict[str, Any]:
     """Return how the files of the campaign in `folder` are written: arguments of `Campaign.write`."""
     title, kind = f"Campaign {folder.resolve().name}", settings.format or "parquet"
-    return {"partitions": settings.partition or (), "kind": kind, "title": title}
+    try:
+        labels = read_labels(settings.labels)
+    except InvalidRequestError as exc:
+        # Of a run, it may have gone since: names are no reason to do without the report.
+        show.note(f"The report shows IDs: {exc}")
+        labels = {}
+    return {"partitions": settings.partition or (), "kind": kind, "title": title, "labels": labels}
 
 
 def ledger_of_outcomes(settings: Settings) -> OutcomeLedger | None:

@@ -16,10 +16,11 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign import DEFAULTS, NONE, LimitOptions, RunOptions, Settings
+from sampling_async._cli._campaign import DEFAULTS, FILES, NONE, LimitOptions, RunOptions, Settings
 from sampling_async._cli._campaign_live import ShownRun, file_options, ledger_of_outcomes, settle
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import read_rates
+from sampling_async._cli._labels import read_labels
 from sampling_async._cli._panel_files import read_inventory
 from sampling_async._cli._stores import existing_store, is_new
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from sampling_async import SamplingClient
     from sampling_async._protocol.lessons import LearnedRates
-    from sampling_async.campaign import Labels, Summary
+    from sampling_async.campaign import Summary
     from sampling_async.campaign._ledger import CampaignLedger
 
 _OTHERS: Final = OTHERS | {INVITES_LEFT, REGION}  # the columns that are not questions
@@ -132,7 +133,7 @@ class CampaignJob:
     def _given(self, panel: str | None) -> Settings:
         """Return what was given, with whole paths, because a later command may run in another folder."""
         values: dict[str, Any] = asdict(self.given) | {"panel": panel}
-        for name in ("bands", "currency_rates"):
+        for name in FILES:
             values[name] = values[name] and values[name].absolute()
         for name, is_other in (("panel", is_query), ("notifications", is_dsn), ("rates_from", is_dsn)):
             if values[name] is not None and not is_other(values[name]):
@@ -284,6 +285,7 @@ def _checked(settings: Settings) -> Settings:
     """Return settings if all can be used. They are checked before the first request, which may take long."""
     settings.matching().renamed(_OTHERS)
     check_partitions(settings.partition or (), settings.format or "parquet")
+    read_labels(settings.labels)
     for option, value in (("--overshoot", settings.overshoot), ("--rate", settings.rate)):
         if value is not None and value <= 0:
             raise InvalidRequestError(f"{option} must be above 0, not {value:g}")
@@ -362,13 +364,14 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings)
         view.show_comparison(comparison)
 
 
-def write_report(folder: Path, out: Path, given: Settings, labels: Labels) -> None:
+def write_report(folder: Path, out: Path, given: Settings) -> None:
     """Write the files of a campaign into a folder; what is not given is as the run had it."""
+    read_labels(given.labels)  # what is wrong with a file that was named now is an error
     settings = given.over(_saved_of(folder))
     campaign = Campaign(None, ledger=folder / LEDGER_NAME)
     outcomes = ledger_of_outcomes(settings)
     anyio.run(settle, campaign, outcomes)
-    write = partial(campaign.write, out, **file_options(folder, settings), outcomes=outcomes, labels=labels)
+    write = partial(campaign.write, out, **file_options(folder, settings), outcomes=outcomes)
     summary = anyio.run(write)
     for text in filter(None, (view.ends_text(summary), summary.unknown_in_words)):
         show.note(text)

@@ -206,7 +206,8 @@ def ends_text(summary: Summary) -> str:
     if summary.ends is None:
         return ""
     total = summary.ends.total
-    rate = "" if total.rate is None else f" ({total.rate:.1%} of {count_of(total.invited, 'invite')})"
+    planned = "" if total.completes_planned is None else f"; {total.completes_planned:,.0f} planned"
+    rate = "" if total.rate is None else f" ({total.rate:.1%} of {count_of(total.invited, 'invite')}{planned})"
     taken_back = f", {count_of(total.reconciled, 'reconciliation')}" * bool(total.reconciled)
     return (
         f"{count_of(total.completed, 'complete')}{rate}, {count_of(total.terminated, 'terminate')}{taken_back},"

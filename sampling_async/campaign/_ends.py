@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field
@@ -45,6 +47,9 @@ class EndSums:
     # By currency, since a complete has the currency of its survey.
     expected: dict[int, float] = field(factory=dict[int, float])
     revenue: dict[int, Decimal] = field(factory=dict[int, Decimal])
+    # The completes of invites whose chance is not known are NaN, and so are those of all sums with them.
+    by_ir: float = 0.0
+    planned: float = 0.0
 
     def add(self, row: OutcomeRow, currency_id: int) -> None:
         self.counts[row.ending.value] += 1
@@ -52,10 +57,15 @@ class EndSums:
 
     def take(self, other: EndSums) -> None:
         self.counts.update(other.counts)
+        self.by_ir += other.by_ir
+        self.planned += other.planned
         for each, expected in other.expected.items():
             add_to(self.expected, each, expected)
         for each, revenue in other.revenue.items():
             add_to(self.revenue, each, revenue)
+
+    def _promised(self, completes: float) -> float | None:
+        return round(completes, 2) if self.counts["invited"] and not isnan(completes) else None
 
     def conversion(
         self,
@@ -72,6 +82,8 @@ class EndSums:
             expected=added(self.expected),
             revenue=_added_exactly(self.revenue, rates),
             currency_id=(next(iter(currencies)) or None) if len(currencies) == 1 and rates is None else None,
+            completes_by_ir=self._promised(self.by_ir),
+            completes_planned=self._promised(self.planned),
         )
 
 
@@ -99,13 +111,15 @@ def ends_of(
         StoreError: The outcomes cannot be read.
     """
     fills = {fill.quota_id: fill for fill in quotas}
+    chances: dict[str, tuple[float, float]] = json.loads(ledger.fact("chances") or "{}")
     by_quota: dict[int, EndSums] = {}
     for quota_id, invited in ledger.read(_INVITED):
         if quota_id in fills:  # a run that is active may have added one since
             fill = fills[quota_id]
             currency = fill.currency_id or 0
             expected, revenue = {currency: invited * fill.value}, {currency: Decimal(0)}
-            by_quota[quota_id] = EndSums(Counter(invited=invited), expected, revenue)
+            by_ir, planned = (invited * each for each in chances.get(str(quota_id), (nan, nan)))
+            by_quota[quota_id] = EndSums(Counter(invited=invited), expected, revenue, by_ir, planned)
     by_hour: dict[int, EndSums] = {}
     by_group: dict[int, EndSums] = {}
     invites_of = _INVITES_OF.format(grouped="0" if ledger.fact("groups") is None else "m.grouped")

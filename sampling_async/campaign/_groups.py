@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _ENDS: Final = {0: "not known", LAST_GROUP: "others"}
 _FEW: Final = 15  # more groups of a kind are in the order of their invites
+_BY_QUOTA: Final[dict[str, Any]] = dict.fromkeys(("expected", "completes_by_ir", "completes_planned"))
+"""What is known by quota only: what was expected."""
 _COUNTS: Final = """
 SELECT coalesce(m.grouped, 0), sum(p.planned), sum(p.invited) FROM (
     SELECT member, count(*) AS planned, sum(state = 'invited') AS invited FROM pairs GROUP BY member
@@ -60,8 +62,7 @@ def groups_of(ledger: CampaignLedger, ends: Mapping[int, EndSums] | None) -> Ite
                 value=names[place],
                 planned=planned[place],
                 invited=sums[place].counts["invited"],
-                # What was expected is known by quota only.
-                ends=None if ends is None else evolve(sums[place].conversion(added, rates), expected=None),
+                ends=None if ends is None else evolve(sums[place].conversion(added, rates), **_BY_QUOTA),
             )
 
 

@@ -86,6 +86,7 @@ def clock(when: datetime) -> str:
 
 _FILTERS: Final[dict[str, Any]] = {
     "amount": "{:,.2f}".format,
+    "tenths": "{:,.1f}".format,
     "clean": clean,
     "clock": clock,
     "duration": duration,

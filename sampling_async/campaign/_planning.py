@@ -23,7 +23,7 @@ from sampling_async._contract.currencies import (
     not_compared,
 )
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._protocol.lessons import Rule
+from sampling_async._protocol.lessons import Rule, qualifying
 from sampling_async.campaign._earlier import held_in, is_final, stored_code
 from sampling_async.campaign._ledger_file import PlannedQuota
 from sampling_async.campaign._rooms import RoomTakenError, Taken
@@ -267,6 +267,7 @@ class Planner:
             own_values="" if self.allocate.value is None else "1",
             currency="" if len(currencies) != 1 else currencies.pop(),
             groups=groups.to_json(),
+            chances=json.dumps(self._chances(planning, terms.chances)),
             warnings="\n".join(self._warnings(source, matcher)),
         )
 
@@ -284,6 +285,15 @@ class Planner:
                 elif rates is not None:
                     value /= rates.by_id[survey.price.currency_id]
             yield PlannedQuota(quota.quota_id, *of_survey, room, value, _cost(self.cost, survey, quota))
+
+    def _chances(self, planning: Planning, chances: Mapping[int, float]) -> dict[str, tuple[float, float]]:
+        """Return of each quota the IR of its survey, and the chance of a complete that the plan counts with."""
+        earlier = planning.read("SELECT value FROM facts WHERE name = 'chances'")
+        found = json.loads(earlier[0][0]) if earlier else {}
+        for target in self.index.quota_ids.targets():
+            id_ = target.quota.quota_id
+            found[str(id_)] = round(qualifying(target.survey), 6), round(chances[id_], 6)
+        return found
 
     @property
     def _currencies(self) -> set[int]:

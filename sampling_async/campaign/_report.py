@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     from sampling_async.campaign._charts import Values
     from sampling_async.campaign._comparison import CampaignComparison, ComparedNight, Figure
-    from sampling_async.campaign._summary import Conversion, Labels, Moment, QuotaFill, Summary, WaitKind
+    from sampling_async.campaign._summary import Conversion, Ends, Labels, Moment, QuotaFill, Summary, WaitKind
 
 FIRST_ENDS: Final = 15  # of so many surveys and quotas one sees at once what they have brought
+FIRST_WRONG: Final = 10  # of so many surveys one sees at once how wrong the plan was
 FIRST_QUOTAS: Final = 50  # so many quotas are seen at once
 MOST_QUOTAS: Final = 2_000  # so many quotas are on the page
 _HOUR: Final = 3600
@@ -81,11 +82,13 @@ def report(summary: Summary, *, title: str = "Campaign", labels: Labels | None =
         by_minute=_BY_MINUTE,
         lessons=_LESSONS,
         waits=_WAITS,
+        against_plan=_against_plan(summary.ends),
         groups=[
             (kind, list(some)) for kind, some in groupby(summary.groups, key=attrgetter("kind", "question"))
         ],
         labels=labels or {},
         first_ends=FIRST_ENDS,
+        first_wrong=FIRST_WRONG,
         first_quotas=FIRST_QUOTAS,
         most_quotas=MOST_QUOTAS,
         most_waits=MOST_WAITS,
@@ -122,6 +125,12 @@ def comparison_page(comparison: CampaignComparison, *, title: str = "Campaigns")
     )
 
 
+def _against_plan(ends: Ends | None) -> list[Conversion]:
+    """Return the surveys whose planned completes are known, those first about which the plan was most wrong."""
+    known = [each for each in ends.surveys if each.off_by is not None] if ends else []
+    return sorted(known, key=lambda each: -abs(each.off_by or 0.0))
+
+
 def _trend(nights: Sequence[ComparedNight]) -> dict[str, Markup]:
     """Return the charts of completes, and of revenue in one currency, the oldest night first."""
     known = [night for night in nights[:_MOST_NIGHTS] if night.summary.ends is not None][::-1]
@@ -129,7 +138,7 @@ def _trend(nights: Sequence[ComparedNight]) -> dict[str, Markup]:
     if len(ends) < 2:  # noqa: PLR2004  one is no trend
         return {}
     names = [clean(night.name, _SHORT) for night in known]
-    spans = [[each.invited * share for share in each.interval or (0.0, 0.0)] for each in ends]
+    spans = [each.span or (0.0, 0.0) for each in ends]
     label = "By night: " + "; ".join(
         f"{clean(night.name, LONGEST_NAME)}: {each.completed:,} completes, by chance {low:,.0f} to {high:,.0f},"
         f" {each.open:,} open, revenue {'not known' if each.revenue is None else f'{each.revenue:,.2f}'}"

@@ -164,6 +164,10 @@ class Conversion:
             the unit of the rates, and None without rates.
         revenue: What they have brought, corrections and reconciliations included; likewise.
         currency_id: The currency; None if there are several, or if these are in the unit of the rates.
+        completes_by_ir: The completes that the incidence rates promised for these invites; None if not known,
+            as of hours, groups, and plans of an earlier version.
+        completes_planned: The completes that the plan counted with; with learned rates, or rates of your own,
+            these are not those by IR.
     """
 
     survey_id: int | None = None
@@ -179,10 +183,13 @@ class Conversion:
     expected: float | None = 0.0
     revenue: Decimal | None = Decimal(0)
     currency_id: int | None = None
+    completes_by_ir: float | None = None
+    completes_planned: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it, without what is None, and with what is derived."""
         found = asdict(self, value_serializer=_plain) | {"open": self.open, "rate": _rounded(self.rate)}
+        found["off_by"] = self.off_by
         if self.interval is not None:
             found["interval"] = [_rounded(share) for share in self.interval]
         return {name: value for name, value in found.items() if value is not None}
@@ -207,6 +214,25 @@ class Conversion:
         half = z * sqrt(self.rate * (1 - self.rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
         # Of no completes and of all, the bound is the share itself, but for rounding.
         return max(0.0, min(self.rate, middle - half)), min(1.0, max(self.rate, middle + half))
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """`interval` as completes: so many these invites may bring by chance; None without invites."""
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        return self.invited * low, self.invited * high
+
+    @property
+    def off_by(self) -> float | None:
+        """How many completes too many (below 0: too few) were planned, beyond what chance explains; 0 within.
+
+        None if that is not known. Open invites count as without a complete.
+        """
+        if self.span is None or self.completes_planned is None:
+            return None
+        low, high = self.span
+        return round(self.completes_planned - min(max(self.completes_planned, low), high), 2)
 
 
 @frozen(kw_only=True)

@@ -414,7 +414,10 @@ def test_a_report_says_in_a_line_what_the_invites_have_brought(service):
 
     invites = anyio.run(record)
     result = campaign("report", "out", "--notifications", "notifications.db")
-    assert f"0 completes (0.0% of {invites} invites), 0 terminates, revenue 0.00" in result.stderr
+    planned = json.loads(Path("out/summary.json").read_text())["ends"]["total"]["completes_planned"]
+    assert planned > 0
+    text = f"0 completes (0.0% of {invites} invites; {planned:,.0f} planned), 0 terminates, revenue 0.00"
+    assert text in result.stderr
 
 
 @pytest.mark.parametrize("more", [(), ("--html", "page.html")])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -15,6 +18,7 @@ from notifications_kit import SECRET
 
 from sampling_async.campaign import Conversion, Ends, Summary
 from sampling_async.campaign._report import report
+from sampling_async.matching import Allocate, LearnedRates
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
 from sampling_async.simulator import Notifying, Simulator
 
@@ -144,6 +148,106 @@ def test_the_interval_is_that_of_wilson():
     assert Conversion(invited=20).interval == pytest.approx((0.0, 0.1611), abs=1e-4)
     assert Conversion(invited=30, completed=15).interval == pytest.approx((0.3315, 0.6685), abs=1e-4)
     assert Conversion().interval is None
+
+
+# --- Against the plan
+
+
+def chances_of(night) -> dict[int, float]:
+    surveys = night.simulator.inventory.surveys
+    return {quota.quota_id: each.ir / 100 for each in surveys for quota in each.quotas}
+
+
+@pytest.mark.parametrize(("completes", "is_off"), [(0.0, 1), (1.0, -1)])
+async def test_a_plan_that_was_wrong_is_off_by_what_chance_does_not_explain(tmp_path, completes, is_off):
+    night = await Night(tmp_path, completes=completes).run()
+    ends = (await night.campaign.summary(night.ledger)).ends
+    ir = chances_of(night)
+    for each in ends.quotas:
+        assert (
+            each.completes_planned
+            == each.completes_by_ir
+            == pytest.approx(each.invited * ir[each.quota_id], abs=0.01)
+        )
+    promised = [each.completes_planned for each in ends.surveys]
+    assert ends.total.completes_planned == pytest.approx(sum(promised), abs=0.1)
+    assert ends.total.off_by * is_off > 0
+    low, high = ends.total.span
+    assert ends.total.off_by == pytest.approx(
+        ends.total.completes_planned - (high if is_off > 0 else low), abs=0.01
+    )
+    assert all(each.completes_planned is None for each in ends.hours)
+
+
+async def test_with_learned_rates_the_plan_counts_with_them_and_a_top_up_keeps_the_rest(tmp_path):
+    night = Night(tmp_path)
+    async with Inbox(tmp_path / "store.db", secrets=SECRET):
+        pass  # makes the store
+    first, *_ = surveys = night.simulator.inventory.surveys
+    rates = LearnedRates(surveys={each.survey_id: (1_000_000, 250_000) for each in surveys})
+    async with night.simulator.client() as client:
+        allocate = Allocate(3, rates=rates)
+        campaign = campaign_of(night.simulator, client, tmp_path, allocate=allocate)
+        await campaign.plan()
+        await all_of(campaign.run())
+        total = (await campaign.summary(night.ledger)).ends.total
+        assert total.completes_planned == pytest.approx(0.25 * total.invited, rel=0.01)
+        assert total.completes_by_ir != pytest.approx(total.completes_planned, rel=0.01)
+        # Only one survey is open by now: the chances of the others are still those of the first plan.
+        smaller = campaign_of(night.simulator, client, tmp_path, inventory=[first], allocate=Allocate(3))
+        await smaller.top_up()
+        ends = (await smaller.summary(night.ledger)).ends
+    assert total.invited > sum(each.invited for each in ends.surveys if each.survey_id == first.survey_id)
+    for each in ends.surveys:
+        ir = first.ir / 100 if each.survey_id == first.survey_id else 0.25
+        assert each.completes_planned == pytest.approx(ir * each.invited, rel=0.01)
+
+
+async def test_of_a_plan_made_before_chances_were_written_nothing_is_said(tmp_path):
+    night = await Night(tmp_path).run()
+    with closing(sqlite3.connect(tmp_path / "run.ledger")) as database, database:
+        database.execute("DELETE FROM facts WHERE name = 'chances'")
+    summary = await night.campaign.summary(night.ledger)
+    for each in (summary.ends.total, *summary.ends.surveys):
+        assert each.completes_planned is each.completes_by_ir is each.off_by is None
+    assert "Planned beyond chance" not in report(summary)
+
+
+@pytest.mark.parametrize(
+    ("planned", "off_by"), [(40.0, 22.56), (17.0, 0.0), (10.0, 0.0), (6.0, 0.0), (2.0, -3.52), (None, None)]
+)
+def test_within_the_interval_a_plan_is_off_by_nothing(planned, off_by):
+    found = Conversion(invited=100, completed=10, completes_planned=planned)
+    assert found.off_by == (None if off_by is None else pytest.approx(off_by, abs=0.01))
+    assert found.to_dict().get("off_by") == found.off_by
+
+
+def test_the_report_begins_with_the_ten_surveys_that_the_plan_was_most_wrong_about():
+    surveys = [
+        Conversion(
+            survey_id=number,
+            survey_name=f"S{number}",
+            invited=100,
+            completed=10,
+            completes_planned=planned,
+            completes_by_ir=9.0,
+        )
+        for number, planned in enumerate([10, 30, 11, 60, 1, *[12] * 8], 1)
+    ]
+    ends = Ends(total=Conversion(invited=1300), surveys=(*surveys, Conversion(survey_name="S99", invited=3)))
+    page = report(Summary(state="finished", planned_at=BEGAN, ends=ends))
+    table = page.partition("most wrong</caption>")[2].partition("</table>")[0]
+    assert re.findall(r">(S\d+)<", table) == [
+        "S4",
+        "S2",
+        "S5",
+        "S1",
+        "S3",
+        *(f"S{each}" for each in range(6, 11)),
+    ]
+    assert re.findall(r"<td>([+-]\d+\.\d)</td>", table) == ["+42.6", "+12.6", "-4.5"]
+    assert table.count("within") == 7
+    assert "Completes by survey: the next 3 surveys" in page
 
 
 def test_many_hours_are_few_bars_and_what_data_hold_is_escaped():

@@ -229,6 +229,23 @@ def test_the_command_takes_a_region_column_and_shows_names(service):
     assert {each["value"] for each in json.loads(Path("out/summary.json").read_text())["groups"]} > {"Ohio"}
 
 
+def test_a_run_keeps_its_names_for_later_reports_and_does_without_them_when_they_are_gone(service):
+    Path("names.csv").write_text("question,question name,answer,answer name\n1001007,Sex,2000246,Women\n")
+    start = ("campaign", "panel.jsonl", "--out", "out", "--yes", "--workers", 1, "--labels")
+    refused = run(*start, "none.csv")
+    assert (refused.exit_code, Path("out").exists()) == (2, False)
+    assert "none.csv" in refused.stderr
+    for command in ((*start, "names.csv"), ("campaign", "report", "out")):
+        done = run(*command)
+        assert done.exit_code == 0, done.stderr
+        assert "Women" in Path("out/report.html").read_text()
+    Path("names.csv").unlink()
+    done = run("campaign", "report", "out")
+    assert done.exit_code == 0, done.stderr
+    assert "names.csv" in done.stderr
+    assert "Women" not in Path("out/report.html").read_text()
+
+
 @pytest.mark.parametrize(
     "lines",
     [

@@ -264,7 +264,10 @@ def test_learned_rates_are_the_value_and_the_room_in_place_of_the_incidence_rate
     assert counts_of(allocated(index, people(2, 0), Allocate(1))) == {2: 2}  # the higher price
     assert counts_of(allocated(index, people(2, 0), Allocate(1, rates=learned))) == {1: 2}
     terms = PanelMatcher(index, Allocate(rates=learned)).terms()
-    assert repr(terms) == "Terms(rooms=<2 quotas>, values=<2 quotas>, survey_rooms=<2 surveys>)"
+    assert (
+        repr(terms)
+        == "Terms(rooms=<2 quotas>, values=<2 quotas>, chances=<2 quotas>, survey_rooms=<2 surveys>)"
+    )
     assert terms.rooms[1] == pytest.approx(6 / 0.4951, abs=1)
     assert terms.values[1] == pytest.approx(0.4951, abs=0.0001)
     assert terms.values[2] < 0.01

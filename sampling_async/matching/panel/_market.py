@@ -43,6 +43,7 @@ class Market:
     survey_rooms: NDArray[np.int64]  # how many invites each survey can use, by its number
     prices: NDArray[np.float64]  # what a place in the quota and in the survey costs
     reach: NDArray[np.float64]  # the share of the members who fit that become candidates
+    chances: NDArray[np.float64]  # that an invite ends in a complete
 
     def order(self) -> NDArray[np.intp]:
         """Return the quotas by what an invite brings beyond its price, the most first."""
@@ -56,18 +57,24 @@ class Market:
             surveys=self.surveys[order],
             prices=self.prices[order],
             reach=self.reach[order],
+            chances=self.chances[order],
         )
 
 
 @frozen
 class Terms:
-    """The rooms and values of an allocation: how many invites a quota and a survey can use, and their worth.
+    """What an allocation counts with, by ID. Surveys without a cap are missing.
 
-    All are by ID. Surveys without a cap are missing.
+    Attributes:
+        rooms: How many invites a quota can use.
+        values: What an invite is worth.
+        chances: The share of invites that ends in a complete.
+        survey_rooms: How many invites a survey can use.
     """
 
     rooms: Mapping[int, int] = field(repr=counted("quotas"))
     values: Mapping[int, float] = field(repr=counted("quotas"))
+    chances: Mapping[int, float] = field(repr=counted("quotas"))
     survey_rooms: Mapping[int, int] = field(repr=counted("surveys"))
 
 
@@ -77,8 +84,13 @@ def terms_of(market: Market, quota_ids: Sequence[int], survey_ids: Sequence[int]
         for survey_id, number in zip(survey_ids, market.surveys.tolist(), strict=True)
         if (room := int(market.survey_rooms[number])) < _MOST
     }
-    rooms, values = market.rooms.tolist(), market.values.tolist()
-    return Terms(dict(zip(quota_ids, rooms, strict=True)), dict(zip(quota_ids, values, strict=True)), capped)
+    rooms, values, chances = market.rooms.tolist(), market.values.tolist(), market.chances.tolist()
+    return Terms(
+        rooms=dict(zip(quota_ids, rooms, strict=True)),
+        values=dict(zip(quota_ids, values, strict=True)),
+        chances=dict(zip(quota_ids, chances, strict=True)),
+        survey_rooms=capped,
+    )
 
 
 def market_of(
@@ -98,7 +110,7 @@ def market_of(
     price_of = prices_in_one(currencies, currency_rates)
     if isinstance(rates, LearnedRates):
         rates = rates.fitted(target.survey for target in targets)
-    values, rooms = np.zeros(count), np.zeros(count, dtype=np.int64)
+    values, chances, rooms = np.zeros(count), np.zeros(count), np.zeros(count, dtype=np.int64)
     numbers: dict[int, int] = {}
     surveys = np.zeros(count, dtype=np.int64)
     # The completes that the waves of a survey still need, as invites.
@@ -106,7 +118,7 @@ def market_of(
     for at, target in enumerate(targets):
         survey, quota = target.survey, target.quota
         surveys[at] = numbers.setdefault(survey.survey_id, len(numbers))
-        share = _share(rates, survey, quota)
+        share = chances[at] = _share(rates, survey, quota)
         if value is None:
             chance = share if isinstance(rates, LearnedRates) else qualifying(survey)
             values[at] = price_of(survey.price) * chance
@@ -128,7 +140,7 @@ def market_of(
                 survey_rooms[number] = _invites(_number(cap, f"survey_room of survey {survey_id}"))
         elif room is None:
             survey_rooms[number] = _invites(sum(needed[survey_id].values()))
-    return Market(values, rooms, surveys, survey_rooms, np.zeros(count), np.ones(count))
+    return Market(values, rooms, surveys, survey_rooms, np.zeros(count), np.ones(count), chances)
 
 
 def currencies_of(targets: Iterable[Target]) -> frozenset[int]:
