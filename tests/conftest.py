@@ -100,6 +100,8 @@ class SilentWorkers:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SilentWorkers())
 

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from sampling_async import InviteOutcome, Quotas, Survey
     from sampling_async._protocol.lessons import Lesson, Rule
     from sampling_async.campaign._files import InviteFormat
-    from sampling_async.campaign._planning import Cost, OnMembers, Panel
+    from sampling_async.campaign._panel import Panel
+    from sampling_async.campaign._planning import Cost, OnMembers
     from sampling_async.campaign._summary import Labels, Summary
     from sampling_async.matching import MatchPolicy, QuestionKinds
     from sampling_async.notifications import OutcomeLedger, Settlements

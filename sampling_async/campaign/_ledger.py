@@ -376,11 +376,8 @@ class CampaignLedger(LedgerFile):
 def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T], *, reads: bool = False) -> T:
     """Call a function with a ledger that is open, and close it."""
     ledger = CampaignLedger(path)
-    try:
-        ledger.open(reads=reads)
+    with ledger.opened(reads=reads):
         return work(ledger)
-    finally:
-        ledger.close()
 
 
 def erase_from_ledger(path: str | os.PathLike[str], member_code: Text) -> bool:

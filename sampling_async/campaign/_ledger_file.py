@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field, frozen
 
-from sampling_async._contract.errors import JournalError
+from sampling_async._contract.errors import JournalError, SamplingError
 from sampling_async._contract.records import hidden
 from sampling_async._journal.database import connected, connected_to_read, failing, make_durable, transaction
 from sampling_async._journal.lock import JournalLock
@@ -226,6 +226,20 @@ class LedgerFile:
             self._abandon_if_closed()
         if is_made:
             self.plan = int(self.fact("plan") or 0)
+
+    @contextmanager
+    def opened(self, *, reads: bool) -> Generator[None]:
+        """Open the file for a block that, with `reads`, changes nothing, and close it."""
+        try:
+            self.open(reads=reads)
+            yield
+        except (LookupError, TypeError, ValueError, OverflowError) as exc:
+            if not reads or isinstance(exc, SamplingError):
+                raise
+            # SQLite finds damage to its own structures only, and none to a value.
+            raise self.error("is damaged: it holds a value that no campaign writes; use a backup") from exc
+        finally:
+            self.close()
 
     def _check(self, database: sqlite3.Connection, *, reads: bool) -> bool:
         """Return whether it has tables; make them if there are none, unless it is only read."""

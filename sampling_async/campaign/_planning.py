@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain, compress
 from math import inf
@@ -26,29 +24,24 @@ from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._protocol.lessons import Rule, qualifying
 from sampling_async.campaign._earlier import held_in, is_final, stored_code
 from sampling_async.campaign._ledger_file import PlannedQuota
+from sampling_async.campaign._panel import Panel, missing_questions, naming_panel, offered_less, source_of
 from sampling_async.campaign._rooms import RoomTakenError, Taken
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
-from sampling_async.matching.panel import _files as files
-from sampling_async.matching.panel._arrow import arrow, pa, settled
+from sampling_async.matching.panel._arrow import arrow
 from sampling_async.matching.panel._collectors import FlatPairs
 from sampling_async.matching.panel._columns import (
-    EXCLUDED,
     GROUP_QUESTIONS,
-    MEMBER_CODE,
-    OTHERS,
     REGION,
     GroupReader,
 )
-from sampling_async.matching.panel._prices import INVITES_LEFT
 from sampling_async.notifications._stores import AnyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from sampling_async._contract.records import Quota, Survey
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async.campaign._ledger import CampaignLedger, Planning
     from sampling_async.campaign._limits import Limits
+    from sampling_async.campaign._panel import ReopenablePanel
     from sampling_async.campaign._rooms import SharedRoom
 
 Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | float"
@@ -56,10 +49,6 @@ Cost: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | floa
 
 OnMembers: TypeAlias = "Callable[[int, int | None], object]"
 """Called, in a thread, with how many members were read, and how many there are to read; None if not known."""
-
-Panel: TypeAlias = "str | os.PathLike[str] | Callable[[], Any] | Any"
-"""A file (.parquet, .csv, .jsonl, .ndjson), a DuckDB query, an Arrow table or data frame, or a function that
-opens an Arrow stream anew each time it is called."""
 
 _NAMED: Final = 5
 _REQUEST: Final = 100
@@ -188,7 +177,7 @@ class Planner:
         weight = frozenset[str]() if allocate.weight is None else frozenset({allocate.weight})
         # A region that nobody has named may be anything.
         groups_in = GROUP_QUESTIONS | ({REGION} & {*self.columns.values()})
-        source = _source_of(self.panel, matcher, self.columns, weight | groups_in)
+        source = source_of(self.panel, matcher, self.columns, weight, groups_in)
         groups = GroupReader(source.columns, self.index.kinds, ledger.fact("groups"))
 
         passes, members = (2 if allocate.prices is None else 1), 0
@@ -197,11 +186,11 @@ class Planner:
         def batches() -> Iterator[Any]:
             nonlocal members
             for batch in wanted.each(source.opened()):
-                yield _offered_less(batch, held, left) if held or left else batch
+                yield offered_less(batch, held, left) if held or left else batch
                 members += len(batch)
                 self.on_members(members, total)
 
-        with _naming(source):
+        with naming_panel(source):
             priced = matcher
             if allocate.prices is None:
                 priced = matcher.derive_prices(batches(), workers=self.workers)
@@ -220,7 +209,7 @@ class Planner:
         planning: Planning,
         matcher: PanelMatcher,
         batches: Iterable[Any],
-        source: _ReopenablePanel,
+        source: ReopenablePanel,
         now: float,
         *,
         groups: GroupReader,
@@ -299,7 +288,7 @@ class Planner:
     def _currencies(self) -> set[int]:
         return {target.survey.price.currency_id for target in self.index.quota_ids.targets()}
 
-    def _warnings(self, source: _ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
+    def _warnings(self, source: ReopenablePanel, matcher: PanelMatcher) -> Iterator[str]:
         yield from self.notes
         here = {target.survey.survey_id for target in self.index.quota_ids.targets()}
         if taken := [count for (_, survey_id), count in self.taken.items() if survey_id in here]:
@@ -309,7 +298,7 @@ class Planner:
             )
         if self.allocate.counts_prices_alike(self._currencies):
             yield not_compared(self._currencies)
-        missing = _missing_questions(source, matcher)
+        missing = missing_questions(source, matcher)
         if missing:
             shown = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
             yield (
@@ -402,106 +391,3 @@ def _cost(cost: Cost, survey: Survey, quota: Quota) -> float:
     if number_from_0(found, name) == inf:
         raise InvalidRequestError(f"{name} must be a finite number")
     return float(found)
-
-
-@contextmanager
-def _naming(source: _ReopenablePanel) -> Generator[None]:
-    """Put the name of the panel before an error about one of its rows or columns."""
-    try:
-        yield
-    except InvalidRequestError as exc:
-        if str(exc).startswith(("row ", "column ")):
-            raise InvalidRequestError(f"{source.name}: {exc}") from None
-        raise
-
-
-# --- The panel: a file, a query or an Arrow stream, which is read twice
-
-
-@frozen
-class _ReopenablePanel:
-    """A panel that can be opened several times."""
-
-    columns: tuple[str, ...]
-    opened: Callable[[], Iterator[Any]]  # returns its batches, from the first one on
-    name: str  # what to call it in messages
-    members: int | None = None  # None if that is not known before it is read
-
-
-def _source_of(
-    panel: Panel, matcher: PanelMatcher, renamed: Mapping[str, str], extra: frozenset[str]
-) -> _ReopenablePanel:
-    """Return a panel, after a check of its columns."""
-    if isinstance(panel, str | os.PathLike):
-        text = os.fspath(panel)
-        names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}
-        opened = partial(files.opened, text, names, renamed, matcher.text_columns)
-        name = "the query" if files.is_query(text) else text
-        found = opened()
-        source = _ReopenablePanel(found.columns, lambda: opened().batches, name, found.members())
-    else:
-        given = panel if callable(panel) else lambda: panel
-        if not callable(panel) and (
-            not hasattr(panel, "__arrow_c_stream__") or isinstance(panel, pa.RecordBatchReader)
-        ):
-            raise InvalidRequestError(
-                "a campaign reads its panel twice, so it must be a file, a query, a table or data frame, or a "
-                f"function that opens it anew; this is a {type(panel).__name__}"
-            )
-        first = _batches(given(), renamed)
-        try:
-            columns = tuple(next(first).schema.names)
-        except StopIteration:
-            columns = ()
-        source = _ReopenablePanel(columns, lambda: _batches(given(), renamed), "the panel")
-    if not source.columns:
-        raise InvalidRequestError(f"{source.name} has no members")
-    has, questions = f"it has {files.named(source.columns)}", matcher.questions
-    if MEMBER_CODE not in source.columns:
-        raise InvalidRequestError(
-            f"{source.name} has no column {MEMBER_CODE!r}; {has}. Name the column that holds the codes: "
-            f"columns={{'its name': {MEMBER_CODE!r}}}, or --column {MEMBER_CODE}=NAME"
-        )
-    if questions and len(_missing_questions(source, matcher)) == len(questions):
-        raise InvalidRequestError(
-            f"{source.name} has no column for any question of the inventory, such as {questions[0]}; {has}. "
-            f"Name the columns that hold answers: columns={{'its name': '{questions[0]}'}}, or --column "
-            f"{questions[0]}=NAME"
-        )
-    return source
-
-
-def _missing_questions(source: _ReopenablePanel, matcher: PanelMatcher) -> tuple[int, ...]:
-    return tuple(question_id for question_id in matcher.questions if str(question_id) not in source.columns)
-
-
-def _batches(stream: Any, renamed: Mapping[str, str]) -> Iterator[Any]:
-    batches: Iterable[Any] = (
-        pa.RecordBatchReader.from_stream(stream) if hasattr(stream, "__arrow_c_stream__") else stream
-    )
-    for batch in batches:
-        names = [renamed.get(name, name) for name in batch.schema.names]
-        yield settled(batch.rename_columns(names) if renamed else batch)
-
-
-def _offered_less(batch: Any, surveys: Mapping[str, set[int]], left: Mapping[str, int]) -> Any:
-    """Return a part of a panel in which members are offered less, because of what they hold of earlier plans.
-
-    By member code: `surveys` are not offered again, and `left` is how many more invites there may be.
-    """
-
-    def values(name: str) -> list[Any]:
-        names = batch.schema.names
-        return batch.column(names.index(name)).to_pylist() if name in names else [None] * len(batch)
-
-    codes = list(map(str, values(MEMBER_CODE)))
-    given = zip(codes, values(EXCLUDED), values(INVITES_LEFT), strict=True)
-    excluded, invites = list[list[int]](), list[int | None]()
-    for code, had, most in given:
-        excluded.append(sorted({*(had or ()), *surveys.get(stored_code(code), ())}))
-        invites.append(min((each for each in (most, left.get(code)) if each is not None), default=None))
-    new = {EXCLUDED: pa.array(excluded, pa.list_(pa.int64())), INVITES_LEFT: pa.array(invites, pa.int64())}
-    # By place: of the columns that matching does not need, several may have the same name.
-    rest = [at for at, name in enumerate(batch.schema.names) if name not in new]
-    columns = [*map(batch.column, rest), *new.values()]
-    return pa.record_batch(columns, names=[*(batch.schema.names[at] for at in rest), *new])

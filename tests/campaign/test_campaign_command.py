@@ -493,6 +493,25 @@ def test_a_ledger_without_a_plan_and_a_file_that_is_no_ledger(service):
     assert "the ledger out/campaign.ledger cannot be opened" in campaign("status", "out", code=4).stderr
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE facts SET value = 'j0' WHERE name = 'members'",
+        "UPDATE facts SET value = '{\"1\" 2.0}' WHERE name IN ('values', 'groups')",
+        "DELETE FROM facts WHERE name = 'planned_at'",
+        "UPDATE pairs SET state = 'i5vited'",
+        "DELETE FROM quotas",
+    ],
+)
+def test_a_value_that_no_campaign_writes_is_damage(service, damage):
+    started("--allocate", 1)
+    with closing(sqlite3.connect("out/campaign.ledger")) as database, database:
+        database.execute(damage)
+    for command in ("status", "report"):
+        result = campaign(command, "out", code=4)
+        assert "the ledger out/campaign.ledger is damaged" in result.stderr
+
+
 # --- When the service does not
 
 

@@ -251,9 +251,10 @@ def test_a_run_keeps_its_names_for_later_reports_and_does_without_them_when_they
     [
         [b"member_code,1001538,region", b"m1,30,Z\xfcrich"],
         [b"member_code,1001538,region,region", b"m1,30,North,South"],
+        [b"member_code,1001538,1001007,1001007", b"m1,30,2000246,2000247"],
     ],
 )
-async def test_a_file_whose_region_nobody_names_is_planned_as_before(tmp_path, lines):
+async def test_a_file_with_columns_that_matching_has_no_use_for_is_planned_as_before(tmp_path, lines):
     panel = tmp_path / "panel.csv"
     panel.write_bytes(b"\n".join(lines))
     assert await planned(str(panel), tmp_path) == {("age", "30-34"): 1}
