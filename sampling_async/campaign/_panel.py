@@ -44,7 +44,7 @@ def source_of(
     extra: frozenset[str],
     if_once: frozenset[str],
 ) -> ReopenablePanel:
-    """Check the columns of a panel, and return it. Those of `if_once` are not read if they stand there twice."""
+    """Check the columns of a panel, and return it. Of `if_once`, none is read that stands there twice."""
     if isinstance(panel, str | os.PathLike):
         text = os.fspath(panel)
         names = OTHERS | {INVITES_LEFT} | extra | {str(question_id) for question_id in matcher.questions}
