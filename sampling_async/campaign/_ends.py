@@ -111,15 +111,7 @@ def ends_of(
         StoreError: The outcomes cannot be read.
     """
     fills = {fill.quota_id: fill for fill in quotas}
-    chances: dict[str, tuple[float, float]] = json.loads(ledger.fact("chances") or "{}")
-    by_quota: dict[int, EndSums] = {}
-    for quota_id, invited in ledger.read(_INVITED):
-        if quota_id in fills:  # a run that is active may have added one since
-            fill = fills[quota_id]
-            currency = fill.currency_id or 0
-            expected, revenue = {currency: invited * fill.value}, {currency: Decimal(0)}
-            by_ir, planned = (invited * each for each in chances.get(str(quota_id), (nan, nan)))
-            by_quota[quota_id] = EndSums(Counter(invited=invited), expected, revenue, by_ir, planned)
+    by_quota = _promised(ledger, fills)
     by_hour: dict[int, EndSums] = {}
     by_group: dict[int, EndSums] = {}
     invites_of = _INVITES_OF.format(grouped="0" if ledger.fact("groups") is None else "m.grouped")
@@ -134,14 +126,14 @@ def ends_of(
         # A routed member has several rows for one invite.
         if row.entered_at is not None and (row.member_code, invite.quota) not in entered:
             entered.add((row.member_code, invite.quota))
-            sums.counts["entered"] += 1
-            of_group.counts["entered"] += 1
+            for each in (sums, of_group):
+                each.counts["entered"] += 1
         if row.ended_at is None:
             continue
         currency = fills[invite.quota].currency_id or 0
-        sums.add(row, currency)
-        of_group.add(row, currency)
-        by_hour.setdefault(int(row.ended_at.timestamp()) // _HOUR, EndSums()).add(row, currency)
+        of_hour = by_hour.setdefault(int(row.ended_at.timestamp()) // _HOUR, EndSums())
+        for each in (sums, of_group, of_hour):
+            each.add(row, currency)
         if row.ending is SurveyEnding.TERMINATED:
             reasons[row.reason or ""] += 1
     surveys: dict[tuple[int, int, str], EndSums] = {}
@@ -180,6 +172,20 @@ def ends_of(
         ),
     )
     return ends, by_group
+
+
+def _promised(ledger: CampaignLedger, fills: Mapping[int, QuotaFill]) -> dict[int, EndSums]:
+    """Return the invites of each quota, with what they were expected to bring."""
+    chances: dict[str, tuple[float, float]] = json.loads(ledger.fact("chances") or "{}")
+    found: dict[int, EndSums] = {}
+    for quota_id, invited in ledger.read(_INVITED):
+        if quota_id in fills:  # a run that is active may have added one since
+            fill = fills[quota_id]
+            currency = fill.currency_id or 0
+            expected, revenue = {currency: invited * fill.value}, {currency: Decimal(0)}
+            by_ir, planned = (invited * each for each in chances.get(str(quota_id), (nan, nan)))
+            found[quota_id] = EndSums(Counter(invited=invited), expected, revenue, by_ir, planned)
+    return found
 
 
 def _ordered(found: Iterable[Conversion], rates: CurrencyRates | None) -> tuple[Conversion, ...]:

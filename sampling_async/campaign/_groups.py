@@ -38,17 +38,15 @@ def groups_of(ledger: CampaignLedger, ends: Mapping[int, EndSums] | None) -> Ite
     """Yield what came of each group; `ends` by the number of the ledger, None if they are not known."""
     kinds = json.loads(ledger.fact("groups") or "{}")
     counts = ledger.read(_COUNTS) if kinds else []
+    # A member may have been erased, or planned anew, since its ends were read: they are counted all the same.
+    found = [(number, planned, EndSums(Counter(invited=invited))) for number, planned, invited in counts]
+    found += [(number, 0, of_number) for number, of_number in (ends or {}).items()]
     rates, added = ledger.currency_rates(), ledger.adding()
     for at, (kind, (column, values)) in enumerate(kinds.items()):
         planned, sums = Counter[int](), dict[int, EndSums]()
-        for number, its_planned, its_invited in counts:
+        for number, its_planned, of_number in found:
             place = number >> at * GROUP_BITS & LAST_GROUP
             planned[place] += its_planned
-            sums.setdefault(place, EndSums()).counts["invited"] += its_invited
-        for number, of_number in (ends or {}).items():
-            # A member may have been erased, or planned anew, since they were read.
-            place = number >> at * GROUP_BITS & LAST_GROUP
-            planned[place] += 0
             sums.setdefault(place, EndSums()).take(of_number)
         names = dict(enumerate(values, 1)) | _ENDS
         known = sorted(planned.keys() - _ENDS.keys(), key=lambda place: _by_number(names[place]))
