@@ -13,9 +13,8 @@ from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli._connection import ServiceOptions, loaded
-from sampling_async._cli._files import RATES_HELP
+from sampling_async._cli._files import LABELS_HELP, RATES_HELP, read_labels
 from sampling_async._cli._help import Command, Group
-from sampling_async._cli._labels import LABELS_HELP, read_labels
 from sampling_async._cli._match import MatchOptions
 from sampling_async._cli._options import argument, beyond, given, names_in, option, takes
 

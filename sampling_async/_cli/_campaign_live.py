@@ -226,21 +226,20 @@ class ShownRun:
         return self._display.metrics.tally.exit_code() or INCOMPLETE
 
     async def _run(self, client: SamplingClient) -> None:
-        async with following(client, self.settings) as live, self._campaign(client, live).run() as run:
+        async with (
+            following(client, self.settings) as live,
+            self._campaign(client, live).run() as run,
+            AsyncExitStack() as stack,
+        ):
             self._signals.on_first_signal = partial(self._stop, run)
             metrics = RunMetrics(run, client)
             self._display = Display(metrics, as_lines=self.as_lines)
-            async with self._shown_to_top(client), self._display.kept_up():
-                async for outcome in run:
-                    metrics.add(outcome)
-
-    @asynccontextmanager
-    async def _shown_to_top(self, client: SamplingClient) -> AsyncGenerator[None]:
-        """Show the client to `top --out`, where the system has such sockets and the path is short enough."""
-        async with AsyncExitStack() as stack:
+            # `top --out` sees it, where the system has such sockets and the path is short enough.
             with suppress(OSError, AttributeError):
                 await stack.enter_async_context(client.serve_snapshots(self.folder / CAMPAIGN_SOCKET))
-            yield
+            async with self._display.kept_up():
+                async for outcome in run:
+                    metrics.add(outcome)
 
     async def _write(self, campaign: Campaign) -> Summary:
         write = partial(campaign.write, self.folder, **file_options(self.folder, self.settings))

@@ -20,7 +20,7 @@ from sampling_async._cli._campaign import DEFAULTS, NONE, LimitOptions, RunOptio
 from sampling_async._cli._campaign_live import ShownRun, file_options, ledger_of_outcomes, settle
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import read_rates
-from sampling_async._cli._panel_files import read_inventory
+from sampling_async._cli._match_run import read_inventory
 from sampling_async._cli._stores import existing_store, is_new
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._contract.checks import count_of

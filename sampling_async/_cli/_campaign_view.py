@@ -157,16 +157,14 @@ def _summary_rows(summary: Summary) -> Iterator[tuple[str, str | Text]]:
     if summary.spent:
         yield "Spent at most", f"{summary.spent:,.2f}"
     yield from _limit_rows(summary.limits).items()
-    yield "Runs", _runs(summary)
-
-
-def _runs(summary: Summary) -> str:
-    if summary.started_at is None:
-        return "none yet"
-    first = f"{summary.runs:,}, the first at {summary.started_at:%Y-%m-%d %H:%M} UTC"
-    if summary.ended_at is None:
-        return f"{first}; one is active"
-    return f"{first}, the last one ended at {summary.ended_at:%Y-%m-%d %H:%M:%S} UTC"
+    runs = "none yet"
+    if summary.started_at is not None:
+        runs = f"{summary.runs:,}, the first at {summary.started_at:%Y-%m-%d %H:%M} UTC"
+        if summary.ended_at is None:
+            runs += "; one is active"
+        else:
+            runs += f", the last one ended at {summary.ended_at:%Y-%m-%d %H:%M:%S} UTC"
+    yield "Runs", runs
 
 
 def print_codes(summary: Summary, console: Console) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from importlib.metadata import PackageNotFoundError, metadata
@@ -19,7 +19,7 @@ from sampling_async._cli._connection import CONNECTION, ended_by_failure
 from sampling_async._cli._options import beyond
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Mapping
 
 _TABLES_FROM: Final = 72
 _MOST_CELLS: Final = 100_000
@@ -227,8 +227,13 @@ class Command(TyperCommand):
         if get_terminal_size().columns < _TABLES_FROM:
             self.rich_markup_mode = None
         connection = connection_options(self)
-        with _hidden(connection):
+        for each in connection:
+            each.hidden = True
+        try:
             super().format_help(ctx, formatter)
+        finally:
+            for each in connection:
+                each.hidden = False
         formatter.write("" if self.rich_markup_mode else "\n")
         # The path without the program: "notifications serve".
         name = " ".join(ctx.command_path.split()[1:])
@@ -284,17 +289,6 @@ def _under_its_heading(option: Any) -> Any:
     return shown
 
 
-@contextmanager
-def _hidden(options: Iterable[Any]) -> Generator[None]:
-    for each in options:
-        each.hidden = True
-    try:
-        yield
-    finally:
-        for each in options:
-            each.hidden = False
-
-
 def page_of(command: str) -> str:
     """Return where the page about a command is: its path in the repository, or its address if there is one."""
     group = command.partition(" ")[0]
@@ -307,16 +301,12 @@ def page_of(command: str) -> str:
     return f"docs/{page.removesuffix('.html')}.md"
 
 
-def _no_type(**_: Any) -> str:
-    return ""
-
-
 def _without_types(params: Any) -> Any:
     """Leave out the types of --help and of the options for completion: they take no value."""
     for each in params:
         # An argument's type, such as <path>, says less than its name.
         if each.param_type_name == "argument" and hasattr(each, "display_type_rich"):
-            each.display_type_rich = _no_type
+            each.display_type_rich = lambda **_: ""
         if each.name in {"help", "install_completion", "show_completion"}:
             each.metavar = ""
     return params

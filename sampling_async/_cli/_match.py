@@ -11,8 +11,7 @@ from attrs import frozen
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, loaded
-from sampling_async._cli._files import RATES_HELP, bands_file, read_bands, read_rates
-from sampling_async._cli._labels import LABELS_HELP
+from sampling_async._cli._files import LABELS_HELP, RATES_HELP, bands_file, read_bands, read_rates
 from sampling_async._cli._options import argument, given, takes
 from sampling_async.matching import MatchPolicy, QuestionKinds
 
@@ -155,4 +154,4 @@ def match(
     exclude_surveys, participations and, for --allocate, invites_left. An
     unanswered question is empty or null.
     """
-    loaded("match", "_match_run").MatchRun(service, members, options).run()
+    loaded("match", "_match_run", "sampling_async.matching.panel").MatchRun(service, members, options).run()

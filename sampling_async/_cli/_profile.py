@@ -8,7 +8,7 @@ import sys
 from typing import Annotated, Any, Final
 
 import typer
-from attrs import fields
+from attrs import asdict
 
 from sampling_async import InvalidRequestError, OutagePolicy, RetryPolicy, Timeouts
 from sampling_async._cli import _rendering as show
@@ -184,12 +184,12 @@ def _given(policy: Timeouts | RetryPolicy | OutagePolicy | None) -> dict[str, An
     """Return what a table of the profile sets, without the values that are defaults."""
     if policy is None:
         return None
-    default = type(policy)()
-    names = [
-        each.name for each in fields(type(policy)) if getattr(policy, each.name) != getattr(default, each.name)
-    ]
-    values = {name: getattr(policy, name) for name in names}
-    return {name: sorted(each) if isinstance(each, frozenset) else each for name, each in values.items()}
+    default, values = asdict(type(policy)(), recurse=False), asdict(policy, recurse=False)
+    return {
+        name: sorted(value) if isinstance(value, frozenset) else value
+        for name, value in values.items()
+        if value != default[name]
+    }
 
 
 def _state(profile: PanelProfile) -> str:

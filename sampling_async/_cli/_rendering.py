@@ -100,11 +100,11 @@ def emit_head(names: Iterable[str]) -> None:
         _emit_names(map(wire_name, names))
 
 
-def emit_rows(records: Iterable[Any], names: str) -> None:
-    """Write a row for each record, of these attributes."""
-    for record in records:
-        emit_json(fields_of(record, names))
-    emit_head(names.split())
+def emit_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
+    """Write rows that have these columns."""
+    for row in rows:
+        emit_json(row)
+    emit_head(names)
 
 
 def _emit_names(names: Iterable[str]) -> None:

@@ -14,15 +14,14 @@ from rich.text import Text
 from sampling_async import DecodeError, to_json
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, fail, needs
-from sampling_async._cli._files import RATES_HELP, read_rates
-from sampling_async._cli._labels import LABELS_HELP, read_labels
+from sampling_async._cli._files import LABELS_HELP, RATES_HELP, read_labels, read_rates
 from sampling_async._cli._options import JSON_LINES, MemberCode, argument, flag, option, takes
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.records import QUOTA_COLUMNS, quota_rows, wire_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from rich.table import Table
 
@@ -78,7 +77,11 @@ def quotas(
 
             show.write_page(html, inventory_page(surveys, currency_rates=rates))
     if show.wanted.csv:
-        _emit_quotas(inventory, surveys)
+        named = (
+            {wire_name(name): show.jsonable(value) for name, value in row.items()}
+            for row in quota_rows(inventory, surveys)
+        )
+        show.emit_rows(named, QUOTA_COLUMNS)
     elif show.wanted.json:
         show.emit_all([evolve(inventory, surveys=surveys)])
     elif html is not None:
@@ -98,11 +101,17 @@ def quotas(
 @takes(service=ServiceOptions, json=JSON_LINES, csv=True)
 def settings(service: ServiceOptions) -> None:
     """Show the panel's settings; the reference data key is masked."""
-    found = service.call(lambda client: client.get_settings())
+    found = [_masked(each) for each in service.call(lambda client: client.get_settings())]
     if show.as_lines():
-        show.emit_all(map(_masked, found))
+        show.emit_all(found)
     else:
-        show.print_pairs(_setting_pairs(found))
+        show.print_pairs(
+            (
+                show.plain(each.name).plain,
+                show.plain("not set", "dim") if each.value is None else show.plain(each.value),
+            )
+            for each in found
+        )
 
 
 @takes(service=ServiceOptions, json=JSON_LINES)
@@ -212,25 +221,8 @@ def _caption(quotas: Quotas) -> Text:
     )
 
 
-def _emit_quotas(quotas: Quotas, surveys: Iterable[Survey]) -> None:
-    """Write a row for each quota."""
-    for row in quota_rows(quotas, surveys):
-        show.emit_json({wire_name(name): show.jsonable(value) for name, value in row.items()})
-    show.emit_head(QUOTA_COLUMNS)
-
-
 def _masked(setting: Setting) -> Setting:
     return evolve(setting, value="<hidden>") if setting.is_secret and setting.value is not None else setting
-
-
-def _setting_pairs(settings: Iterable[Setting]) -> Iterator[tuple[str, Text]]:
-    """Yield names and values of settings; secrets are masked, and values that are not set are dim."""
-    for setting in map(_masked, settings):
-        unset = setting.value is None
-        yield (
-            show.plain(setting.name).plain,
-            show.plain("not set" if unset else setting.value, "dim" if unset else ""),
-        )
 
 
 def _emit_code(member_code: str) -> None:

@@ -170,7 +170,11 @@ def simulate(
         free_port: int = listener.getsockname()[1]
     base_url = f"http://{_in_url(host)}:{free_port}"
     written = [
-        write_panel(panel.members.values(), _file_of(file, number))
+        # `panel.parquet`, then `panel-p2.parquet` and so on.
+        write_panel(
+            panel.members.values(),
+            file if number == 1 else file.with_name(f"{file.stem}-p{number}{file.suffix}"),
+        )
         for number, panel in enumerate(simulator.panels, 1)
         for file in files
     ]
@@ -186,11 +190,6 @@ def simulate(
         simulator.run(port=free_port, host=host)
 
 
-def _file_of(file: Path, number: int) -> Path:
-    """Return the file for the members of a panel: `panel.parquet`, then `panel-p2.parquet` and so on."""
-    return file if number == 1 else file.with_name(f"{file.stem}-p{number}{file.suffix}")
-
-
 def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:
     """Return what --members says: the number of members, and the files to write them to."""
     numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
@@ -201,19 +200,15 @@ def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:
             f"{' '.join(numbers)[:40]}"
         )
     for file in files:
-        _check_panel_file(file)
+        suffix = file.suffix.lower()
+        if suffix not in _SUFFIXES:
+            raise InvalidRequestError(
+                f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {file}"
+            )
+        check_place("--members", file)
+        if suffix == ".parquet" and find_spec("pyarrow") is None:
+            raise InvalidRequestError(f"{file} needs pyarrow: {install('panel')}; .jsonl needs nothing")
     return int(numbers[0]) if numbers else 200, files
-
-
-def _check_panel_file(output: Path) -> None:
-    suffix = output.suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise InvalidRequestError(
-            f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {output}"
-        )
-    check_place("--members", output)
-    if suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise InvalidRequestError(f"{output} needs pyarrow: {install('panel')}; .jsonl needs nothing")
 
 
 def write_panel(members: Iterable[SimulatedMember], output: Path) -> Path:
@@ -223,7 +218,7 @@ def write_panel(members: Iterable[SimulatedMember], output: Path) -> Path:
 
     rows = (_row(member, question_ids()) for member in members)
     if output.suffix.lower() == ".parquet":
-        from sampling_async._cli._panel_files import write_rows  # noqa: PLC0415  numpy, pyarrow: an extra
+        from sampling_async._cli._match_run import write_rows  # noqa: PLC0415  numpy, pyarrow: an extra
 
         write_rows(list(rows), output)
     else:

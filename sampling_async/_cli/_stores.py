@@ -165,7 +165,12 @@ async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
     with file.open("rb") as lines:
         start = lines.read(_HEADER)
         if start.startswith(b"SQLite format 3"):
-            async for outcome in _outcomes_in_database(file, start[_APPLICATION]):
+            found = Journal(file).outcomes()
+            if start[_APPLICATION] == b"SANC":
+                from sampling_async.campaign import Campaign  # noqa: PLC0415  needs the extra `panel`
+
+                found = Campaign(None, ledger=file).invites()
+            async for outcome in found:
                 yield outcome
             return
         lines.seek(0)
@@ -188,15 +193,6 @@ async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
                 ) from None
 
 
-def _outcomes_in_database(file: Path, application: bytes) -> AsyncIterator[InviteOutcome]:
-    if application != b"SANC":
-        return Journal(file).outcomes()
-    # Needs the extra `panel`.
-    from sampling_async.campaign import Campaign  # noqa: PLC0415
-
-    return Campaign(None, ledger=file).invites()
-
-
 def _tell_of_currencies(survey_ids: Iterable[int]) -> None:
     """Say that amounts of several surveys may not add; no notification has a currency."""
     if len({*survey_ids}) > 1:
@@ -209,7 +205,7 @@ def _tell_of_currencies(survey_ids: Iterable[int]) -> None:
 def _show_rows(rows: Sequence[OutcomeRow]) -> None:
     _tell_of_currencies(row.survey_id for row in rows if row.revenue)
     if show.as_lines():
-        show.emit_rows(rows, _ROW)
+        show.emit_rows((show.fields_of(row, _ROW) for row in rows), _ROW.split())
         return
     if not rows:
         show.screen().print(Text("None.", "dim"))
@@ -227,7 +223,7 @@ def _show_funnel(funnel: list[QuotaFunnel]) -> None:
     paid = {row.survey_id for row in funnel if row.revenue}
     _tell_of_currencies(paid)
     if show.as_lines():
-        show.emit_rows(funnel, _FUNNEL)
+        show.emit_rows((show.fields_of(row, _FUNNEL) for row in funnel), _FUNNEL.split())
         return
     screen = show.screen()
     # Entries are known only if somebody recorded them; else a column of zeros would say that nobody entered.

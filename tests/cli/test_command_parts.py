@@ -17,7 +17,7 @@ from rich.console import Console
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
 from sampling_async._cli import _campaign_live, _sources
-from sampling_async._cli._bulk_run import progress_text
+from sampling_async._cli._bulk import progress_text
 from sampling_async._cli._campaign import DEFAULTS, Settings
 from sampling_async._cli._help import EXAMPLES
 from sampling_async._cli._tally import Tally
@@ -43,7 +43,7 @@ def test_ids_split_between_blocks_are_joined():
             return super().read(min(size, 3))
 
     async def read():
-        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), ids_of_member())
+        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), ids_of_member().feed)
         return [each async for each in source]
 
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
@@ -62,12 +62,12 @@ def test_no_id_is_cut_in_two_whatever_divides_the_words(separator):
     for size in (20, 24, 31, 64):
         parser = ids_of_member()
         found = [each for at in range(0, len(text), size) for each in parser.feed(text[at : at + size])]
-        assert [*found, *parser.end()] == asked
+        assert [*found, *parser.feed(b"")] == asked
 
 
 def test_endless_text_is_not_kept_in_memory():
     async def read():
-        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), ids_of_member())
+        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), ids_of_member().feed)
         return [each async for each in source]
 
     with pytest.raises(InvalidRequestError):
@@ -102,7 +102,7 @@ def test_lines_split_between_blocks_are_joined(size):
             return super().read(min(most, size))
 
     async def read():
-        source = _sources.Items(lambda: Drip(text), _sources.Lines("x", _sources.requests_in))
+        source = _sources.Items(lambda: Drip(text), _sources.Lines("x", _sources.requests_in).feed)
         return [each async for each in source]
 
     assert anyio.run(read) == [InviteRequest(code, ids) for code, ids in requests]
