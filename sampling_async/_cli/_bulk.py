@@ -7,8 +7,8 @@ import time
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from math import ceil, inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeAlias
+from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import anyio
 import typer
@@ -30,7 +30,7 @@ from sampling_async import (
 )
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, fail
-from sampling_async._cli._options import JSON_LINES, MemberCode, argument, option, takes
+from sampling_async._cli._options import JSON_LINES, MEMBER, argument, option, takes
 from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._sources import Lines, QuotaIDs, items_of, name_of, number_of_ids, parsed, requests_in
 from sampling_async._cli._tally import USAGE, Tally, code_name
@@ -73,45 +73,33 @@ _STYLES: Final[dict[OutcomeStatus, str]] = {
     "not_sent": "magenta",
     "unknown": "red",
 }
-JournalFile = Annotated[
-    Path | None,
-    option(
-        "FILE",
-        "A file that notes what is sent and answered. With the same file, a new run continues an "
-        "interrupted one.",
-        "--journal",
-    ),
-]
-
-
-AimOption = Annotated[
-    Goal | None,
-    option(
-        "throughput|first",
-        "throughput: as few requests as possible. first: the last outcome as early as possible. Default: "
-        "throughput.",
-        "--goal",
-    ),
-]
+JOURNAL: Final = option(
+    "FILE",
+    "A file that notes what is sent and answered. With the same file, a new run continues an interrupted one.",
+    "--journal",
+)
+GOAL: Final = option(
+    "throughput|first",
+    "throughput: as few requests as possible. first: the last outcome as early as possible. Default: "
+    "throughput.",
+    "--goal",
+)
 
 
 @takes(service=ServiceOptions, json=JSON_LINES, csv=True, quiet=True)
 def bulk_invite(
     service: ServiceOptions,
-    member_code: MemberCode,
-    quota_ids: Annotated[list[str] | None, argument("IDS", "Quota IDs; - for stdin.")] = None,
+    member_code: str = MEMBER,
+    quota_ids: list[str] | None = argument("IDS", "Quota IDs; - for stdin.", default=None),
     *,
-    file: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
-            "--requests`, only the lines of this member count.",
-            "--file",  # Typer 0.27 would call it --FILE, after its metavar
-        ),
-    ] = None,
-    journal: JournalFile = None,
-    goal: AimOption = None,
+    file: Path | None = option(
+        "FILE",
+        "Read the quota IDs from a file; - for stdin. If the file holds requests of `match "
+        "--requests`, only the lines of this member count.",
+        "--file",  # Typer 0.27 would call it --FILE, after its metavar
+    ),
+    journal: Path | None = JOURNAL,
+    goal: Goal | None = GOAL,
 ) -> None:
     """Request invites of one member to any number of quotas, and show each outcome as it is known.
 
@@ -159,21 +147,17 @@ def bulk_invite(
 @takes(service=ServiceOptions, json=JSON_LINES, csv=True, quiet=True)
 def fan_out(
     service: ServiceOptions,
-    requests: Annotated[
-        Path | None, argument("FILE", "A file of requests; - for stdin. Default: stdin.")
-    ] = None,
+    requests: Path | None = argument("FILE", "A file of requests; - for stdin. Default: stdin.", default=None),
     *,
-    file: Annotated[Path | None, option("FILE", "The file of requests, as an option.", "--file")] = None,
-    journal: JournalFile = None,
-    goal: AimOption = None,
-    repeats: Annotated[
-        Repeats,
-        option(
-            "once|ask",
-            "A pair of member and quota that comes again. once: it is not sent again and gets the outcome "
-            "of the first. ask: it is sent again, which may make a second invite.",
-        ),
-    ] = "once",
+    file: Path | None = option("FILE", "The file of requests, as an option.", "--file"),
+    journal: Path | None = JOURNAL,
+    goal: Goal | None = GOAL,
+    repeats: Repeats = option(
+        "once|ask",
+        "A pair of member and quota that comes again. once: it is not sent again and gets the outcome "
+        "of the first. ask: it is sent again, which may make a second invite.",
+        default="once",
+    ),
 ) -> None:
     """Request invites of many members, each to its own quotas, and show each outcome as it is known.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -54,12 +54,12 @@ def _version(wanted: bool) -> None:  # noqa: FBT001  how typer calls it
 def sampling_async(
     context: typer.Context,
     *,
-    version: Annotated[  # noqa: ARG001  it has been shown by now
-        bool, flag("Show the version and exit.", "--version", callback=_version, is_eager=True)
-    ] = False,
-    no_color: Annotated[  # noqa: ARG001  it was heeded before
-        bool, flag("Print without colours, as with NO_COLOR. It may stand after a command too.", "--no-color")
-    ] = False,
+    version: bool = flag(  # noqa: ARG001  it has been shown by now
+        "Show the version and exit.", "--version", callback=_version, is_eager=True
+    ),
+    no_color: bool = flag(  # noqa: ARG001  it was heeded before
+        "Print without colours, as with NO_COLOR. It may stand after a command too.", "--no-color"
+    ),
 ) -> None:
     """Hold what is common to all commands."""
     # The two commands keep signals blocked until they can account for their input; the others need no account.

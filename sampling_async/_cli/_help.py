@@ -16,10 +16,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sampling_async._cli._connection import CONNECTION, ended_by_failure
-from sampling_async._cli._options import beyond
+from sampling_async._cli._options import beyond, takes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    Function = Callable[..., None]
 
 _TABLES_FROM: Final = 72
 _MOST_CELLS: Final = 100_000
@@ -248,6 +250,8 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
+    """A group of commands, and the program itself."""
+
     def main(self, *args: Any, **more: Any) -> Any:
         """Run the program; a size of the terminal that nothing could be read on is ignored."""
         for name, least in (("COLUMNS", 20), ("LINES", 2)):
@@ -276,6 +280,17 @@ class Group(TyperGroup):
                 formatter.write_dl([each.get_help_record(ctx) for each in shared])
         name = " ".join(ctx.command_path.split()[1:])
         formatter.write(f"{chr(10) * is_narrow} More: {page_of(name)}\n")
+
+
+class CommandGroup(typer.Typer):
+    """The commands of a group, each with options as `takes` adds them."""
+
+    def __init__(self, help_text: str, cls: type[Group] = Group) -> None:
+        super().__init__(cls=cls, help=help_text, no_args_is_help=True, rich_markup_mode="rich")
+
+    def takes(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        """Add a command with these options."""
+        return lambda function: self.command(name, cls=Command)(takes(**options)(function))
 
 
 def connection_options(command: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -136,14 +136,11 @@ class MatchOptions:
 def match(
     service: ServiceOptions,
     options: MatchOptions,
-    members: Annotated[
-        str,
-        argument(
-            "PANEL",
-            "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-            "member. The names of its columns are question IDs.",
-        ),
-    ],
+    members: str = argument(
+        "PANEL",
+        "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+        "member. The names of its columns are question IDs.",
+    ),
 ) -> None:
     """Match a whole panel with the open quotas: count the members of each quota, or list their best quotas.
 

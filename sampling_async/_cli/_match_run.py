@@ -264,6 +264,15 @@ def _advice(columns: tuple[str, ...], questions: tuple[int, ...]) -> str:
     return " ".join(guessed)
 
 
+def _comparing(wanted: Output, index: QuotaIndex) -> Output:
+    """Return what is wanted; say once if prices cannot be compared."""
+    currencies = {target.survey.price.currency_id for target in index.quota_ids.targets()}
+    if not isinstance(wanted, Allocate) or not wanted.counts_prices_alike(currencies):
+        return wanted
+    show.warn(not_compared(currencies))
+    return evolve(wanted, currency_rates=PLACES_ALONE)
+
+
 def must_be_distinct(batches: Iterable[Any]) -> None:
     """Refuse a panel in which two rows have the same member code: both would get requests."""
     codes = pa.chunked_array([batch.column(MEMBER_CODE).cast(pa.string()) for batch in batches], pa.string())
@@ -297,15 +306,6 @@ class Followed:
             yield batch
         if not self.members:
             raise InvalidRequestError("the panel has no members")
-
-
-def _comparing(wanted: Output, index: QuotaIndex) -> Output:
-    """Return what is wanted; say once if prices cannot be compared."""
-    currencies = {target.survey.price.currency_id for target in index.quota_ids.targets()}
-    if not isinstance(wanted, Allocate) or not wanted.counts_prices_alike(currencies):
-        return wanted
-    show.warn(not_compared(currencies))
-    return evolve(wanted, currency_rates=PLACES_ALONE)
 
 
 # --- Inventories in files

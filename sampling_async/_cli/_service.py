@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 from attrs import evolve
@@ -15,7 +15,7 @@ from sampling_async import DecodeError, to_json
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import LABELS_HELP, RATES_HELP, read_labels, read_rates
-from sampling_async._cli._options import JSON_LINES, MemberCode, argument, flag, option, takes
+from sampling_async._cli._options import JSON_LINES, MEMBER, argument, flag, option, takes
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.records import QUOTA_COLUMNS, quota_rows, wire_name
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sampling_async import Quota, Quotas, RecontactStream, SamplingClient, Setting, Survey
 
-QuotaID = Annotated[int, argument("ID", "A quota ID, as `quotas` shows it.", min=1)]
+QUOTA_ID: Final = argument("ID", "A quota ID, as `quotas` shows it.", min=1)
 _SURVEY_COLUMNS: Final = (
     ("Survey", 0),
     ("Wave", 8),
@@ -46,21 +46,18 @@ _SURVEY_COLUMNS: Final = (
 def quotas(
     service: ServiceOptions,
     *,
-    routables: Annotated[
-        bool,
-        flag(
-            "Include conditions on routable questions, or leave them out.",
-            "--routables/--no-routables",
-            show_default=False,
-        ),
-    ] = True,
-    survey: Annotated[int | None, option("ID", "Show only this survey, with its quotas.", min=1)] = None,
-    currency_rates: Annotated[Path | None, option("FILE", f"{RATES_HELP} For the table and --html.")] = None,
-    labels: Annotated[Path | None, option("FILE", f"{LABELS_HELP} For the table of --survey.")] = None,
-    html: Annotated[
-        Path | None,
-        option("FILE", "Write a page: price by LOI by IR, what a minute is worth. With a panel: see `match`."),
-    ] = None,
+    routables: bool = flag(
+        "Include conditions on routable questions, or leave them out.",
+        "--routables/--no-routables",
+        show_default=False,
+        default=True,
+    ),
+    survey: int | None = option("ID", "Show only this survey, with its quotas.", min=1),
+    currency_rates: Path | None = option("FILE", f"{RATES_HELP} For the table and --html."),
+    labels: Path | None = option("FILE", f"{LABELS_HELP} For the table of --survey."),
+    html: Path | None = option(
+        "FILE", "Write a page: price by LOI by IR, what a minute is worth. With a panel: see `match`."
+    ),
 ) -> None:
     """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON.
 
@@ -115,7 +112,7 @@ def settings(service: ServiceOptions) -> None:
 
 
 @takes(service=ServiceOptions, json=JSON_LINES)
-def invite(service: ServiceOptions, member_code: MemberCode, quota_id: QuotaID) -> None:
+def invite(service: ServiceOptions, member_code: str = MEMBER, quota_id: int = QUOTA_ID) -> None:
     """Request an invite of one member to one quota."""
     made = service.call(lambda client: client.generate_invite(member_code, quota_id))
     if show.as_lines():
@@ -127,13 +124,11 @@ def invite(service: ServiceOptions, member_code: MemberCode, quota_id: QuotaID) 
 @takes(service=ServiceOptions, json="Print JSON lines instead of plain text.", csv=True)
 def recontact(
     service: ServiceOptions,
-    quota_id: QuotaID,
+    quota_id: int = QUOTA_ID,
     *,
-    max_results: Annotated[
-        int | None, option("N", "Member codes per page. Default: set by the service.", min=1)
-    ] = None,
-    after: Annotated[str | None, option("MEMBER", "Resume after this member code.")] = None,
-    limit: Annotated[int | None, option("N", "Stop after this many member codes.", min=1)] = None,
+    max_results: int | None = option("N", "Member codes per page. Default: set by the service.", min=1),
+    after: str | None = option("MEMBER", "Resume after this member code."),
+    limit: int | None = option("N", "Stop after this many member codes.", min=1),
 ) -> None:
     """List the members that a recontact survey wants back for a quota, one per line."""
 

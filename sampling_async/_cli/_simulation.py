@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -107,36 +107,27 @@ def _is_web_address(text: str) -> bool:
 def simulate(
     notify: Notify,
     *,
-    port: Annotated[int, option("N", "The port; 0 for any free one.", min=0, max=65535)] = 8080,
-    host: Annotated[str, option("ADDRESS", "The address to listen on.")] = "127.0.0.1",
-    seed: Annotated[int, option("N", "Seed of the random data. The same seed gives the same data.")] = 0,
-    surveys: Annotated[int, option("N", "The number of surveys.", min=1, max=100_000)] = 20,
-    members: Annotated[
-        list[str] | None,
-        option(
-            "N|FILE",
-            "The number of members (default 200), or a .parquet or .jsonl file to write them to, for "
-            "`match`. Give it twice for both.",
-        ),
-    ] = None,
-    panels: Annotated[
-        int, option("N", "The number of panels of one partner, each with a Guid and members.", min=1, max=1000)
-    ] = 1,
-    profiles: Annotated[
-        Path | None, option("FILE", "Write a file of profiles p1, p2 ..., one for each panel.")
-    ] = None,
-    faults: Annotated[
-        Path | None,
-        option(
-            "FILE", 'Faults to make: a JSON file, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].'
-        ),
-    ] = None,
-    latency_base: Annotated[float, _of_latency("SECONDS", "Seconds that a call takes.", min=0)] = 0.0,
-    latency_per_id: Annotated[float, _of_latency("SECONDS", "Seconds that each quota ID adds.", min=0)] = 0.0,
-    workers: Annotated[
-        int | None,
-        _of_latency("N", "The maximum of calls at the same time; others wait. Default: no limit.", min=1),
-    ] = None,
+    port: int = option("N", "The port; 0 for any free one.", min=0, max=65535, default=8080),
+    host: str = option("ADDRESS", "The address to listen on.", default="127.0.0.1"),
+    seed: int = option("N", "Seed of the random data. The same seed gives the same data.", default=0),
+    surveys: int = option("N", "The number of surveys.", min=1, max=100_000, default=20),
+    members: list[str] | None = option(
+        "N|FILE",
+        "The number of members (default 200), or a .parquet or .jsonl file to write them to, for "
+        "`match`. Give it twice for both.",
+    ),
+    panels: int = option(
+        "N", "The number of panels of one partner, each with a Guid and members.", min=1, max=1000, default=1
+    ),
+    profiles: Path | None = option("FILE", "Write a file of profiles p1, p2 ..., one for each panel."),
+    faults: Path | None = option(
+        "FILE", 'Faults to make: a JSON file, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].'
+    ),
+    latency_base: float = _of_latency("SECONDS", "Seconds that a call takes.", min=0, default=0.0),
+    latency_per_id: float = _of_latency("SECONDS", "Seconds that each quota ID adds.", min=0, default=0.0),
+    workers: int | None = _of_latency(
+        "N", "The maximum of calls at the same time; others wait. Default: no limit.", min=1
+    ),
 ) -> None:
     """Run a simulated service for development, until Ctrl-C.
 
@@ -348,15 +339,11 @@ def _show_service(simulator: Any, base_url: str, files: Sequence[Path], profiles
 @takes(json="Print one JSON object, on a terminal too.", quiet=True)
 def demo(
     *,
-    members: Annotated[int, option("N", "The number of members.", min=1, max=_MOST_MEMBERS)] = 600,
-    surveys: Annotated[int, option("N", "The number of surveys.", min=1, max=100_000)] = 120,
-    seed: Annotated[int, option("N", "Seed of the simulated service.")] = 7,
-    faults: Annotated[
-        bool, flag("Let the service sometimes answer 503 or drop a connection.", "--faults")
-    ] = False,
-    out: Annotated[
-        Path | None, option("DIR", "The folder for the report and the ledgers. Default: a new one.")
-    ] = None,
+    members: int = option("N", "The number of members.", min=1, max=_MOST_MEMBERS, default=600),
+    surveys: int = option("N", "The number of surveys.", min=1, max=100_000, default=120),
+    seed: int = option("N", "Seed of the simulated service.", default=7),
+    faults: bool = flag("Let the service sometimes answer 503 or drop a connection.", "--faults"),
+    out: Path | None = option("DIR", "The folder for the report and the ledgers. Default: a new one."),
 ) -> None:
     """Show a partner's day: a panel in, invites out, and how each survey ended.
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import typer
@@ -55,14 +55,12 @@ _COLUMNS: Final = (
     ("Revenue", 0),
 )
 
-STORE: TypeAlias = Annotated[
-    str,
-    option(
-        "FILE|ADDRESS",
-        "What keeps the notifications: a file, or a PostgreSQL database as postgresql://user@host/database.",
-        "--store",
-    ),
-]
+STORE: Final = option(
+    "FILE|ADDRESS",
+    "What keeps the notifications: a file, or a PostgreSQL database as postgresql://user@host/database.",
+    "--store",
+    default=...,
+)
 
 
 def store_at(address: str) -> SqlStore:
@@ -92,26 +90,18 @@ def existing_store(address: str) -> SqlStore:
 @takes(json="JSON lines, on a terminal too.", csv=True, quiet=True)
 def outcomes(
     *,
-    store: STORE,
-    invites: Annotated[
-        list[Path] | None,
-        option(
-            "FILE",
-            "Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, a journal, or the"
-            " ledger of a campaign.",
-        ),
-    ] = None,
-    rows: Annotated[bool, flag("Each invite with its end, instead of quotas.", "--rows")] = False,
-    overdue: Annotated[
-        float | None,
-        option(
-            "HOURS", "Only invites without an end after so many hours; exit code 1 if there are any.", min=0
-        ),
-    ] = None,
-    uninvited: Annotated[
-        bool, flag("Only completes without an invite; exit code 1 if there are any.", "--uninvited")
-    ] = False,
-    output: Annotated[Path | None, option("FILE", "Write all rows to a Parquet file.")] = None,
+    store: str = STORE,
+    invites: list[Path] | None = option(
+        "FILE",
+        "Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, a journal, or the"
+        " ledger of a campaign.",
+    ),
+    rows: bool = flag("Each invite with its end, instead of quotas.", "--rows"),
+    overdue: float | None = option(
+        "HOURS", "Only invites without an end after so many hours; exit code 1 if there are any.", min=0
+    ),
+    uninvited: bool = flag("Only completes without an invite; exit code 1 if there are any.", "--uninvited"),
+    output: Path | None = option("FILE", "Write all rows to a Parquet file."),
 ) -> None:
     """Show what became of invites: a funnel by quota, and the revenue.
 
@@ -262,18 +252,13 @@ def _show_funnel(funnel: list[QuotaFunnel]) -> None:
 
 @takes(quiet=True)
 def erase(
-    member: Annotated[str, argument("MEMBER", "The member code; - to read it from stdin.")],
+    member: str = argument("MEMBER", "The member code; - to read it from stdin."),
     *,
-    store: Annotated[
-        list[str] | None,
-        option("FILE|ADDRESS", "A store of notifications, outcomes and links; may be given again.", "--store"),
-    ] = None,
-    ledger: Annotated[
-        list[Path] | None, option("FILE", "The ledger of a campaign; may be given again.", "--ledger")
-    ] = None,
-    journal: Annotated[
-        list[Path] | None, option("FILE", "The journal of a fan-out; may be given again.", "--journal")
-    ] = None,
+    store: list[str] | None = option(
+        "FILE|ADDRESS", "A store of notifications, outcomes and links; may be given again.", "--store"
+    ),
+    ledger: list[Path] | None = option("FILE", "The ledger of a campaign; may be given again.", "--ledger"),
+    journal: list[Path] | None = option("FILE", "The journal of a fan-out; may be given again.", "--journal"),
 ) -> None:
     """Erase a member from stores of notifications, ledgers of campaigns, journals.
 
