@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._cli._commands import CommandGroup, Group
 from sampling_async._cli._connection import ServiceOptions, loaded
 from sampling_async._cli._files import LABELS_HELP, RATES_HELP, read_labels
-from sampling_async._cli._help import CommandGroup, Group
 from sampling_async._cli._match import MatchOptions
 from sampling_async._cli._options import argument, beyond, given, names_in, option
 

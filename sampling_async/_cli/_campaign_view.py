@@ -14,7 +14,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from attrs import fields
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
@@ -101,7 +100,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    names = " ".join(each.name for each in fields(type(plan)) if each.name != "currency_rates")
+    names = " ".join(name for name in show.names_of(type(plan)) if name != "currency_rates")
     return {**show.fields_of(plan, names), "ExpectedValue": rounded(plan.expected_value)}
 
 
@@ -126,10 +125,6 @@ def _grid(rows: Mapping[str, str | Text]) -> Table:
 
 def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
-
-
-def pairs_json(pairs: Pairs) -> dict[str, int]:
-    return show.fields_of(pairs, " ".join(("planned", *_PARTS)))
 
 
 # --- A run
@@ -217,7 +212,7 @@ def figures_json(metrics: RunMetrics) -> dict[str, Any]:
     return {
         "State": metrics.state,
         "Reason": metrics.run.reason,
-        **pairs_json(metrics.run.pairs),
+        **show.fields_of(metrics.run.pairs),
         **show.fields_of(metrics.run, "members requests"),
         "InvitesPerSecond": round(metrics.invites_per_second, 1),
         "RequestsPerSecond": round(metrics.requests_per_second, 1),
@@ -237,7 +232,7 @@ def figures_json(metrics: RunMetrics) -> dict[str, Any]:
 def summary_json(summary: Summary) -> dict[str, Any]:
     return {
         **show.fields_of(summary, "state reason"),
-        **pairs_json(summary.pairs),
+        **show.fields_of(summary.pairs),
         "Settled": summary.settled,
         **show.fields_of(summary, "members matched invited_members"),
         "SkippedBecause": dict(summary.skipped),

@@ -10,7 +10,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign_view import pairs_json
 from sampling_async._cli._demo import ENDS, PER_MEMBER, Demo, Findings, run_day
 from sampling_async._cli._service import quotas_table
 from sampling_async._cli._tally import STATUSES
@@ -141,7 +140,7 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
         "Members": demo.members,
         "Surveys": len(findings.inventory.surveys),
         "Quotas": _quotas_in(findings.inventory),
-        "Pairs": pairs_json(summary.pairs),
+        "Pairs": show.fields_of(summary.pairs),
         "Outcomes": {status: getattr(summary.pairs, status) for status in STATUSES},
         "ResultCodes": [
             {"ResultCode": each.result_code, "Result": each.result, "QuotaIDs": each.pairs}

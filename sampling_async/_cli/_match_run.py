@@ -395,15 +395,14 @@ def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
             )
             with csv.CSVWriter(path, plain) as writer:
                 for batch in batches:
-                    columns = [_cells(column) for column in batch.columns]
+                    # Lists become texts with blanks between the items.
+                    columns = [
+                        pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
+                        if pa.types.is_list(column.type)
+                        else column
+                        for column in batch.columns
+                    ]
                     writer.write_batch(pa.record_batch(columns, schema=plain))
-
-
-def _cells(column: Any) -> Any:
-    """Return a column for CSV: lists become texts with blanks between the items."""
-    if not pa.types.is_list(column.type):
-        return column
-    return pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
 
 
 def _rows(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -16,8 +16,8 @@ from attrs import frozen
 from rich.text import Text
 
 from sampling_async._cli import _rendering as show
+from sampling_async._cli._commands import CommandGroup
 from sampling_async._cli._connection import ServiceOptions, fail
-from sampling_async._cli._help import CommandGroup
 from sampling_async._cli._options import argument, flag, given, option
 from sampling_async._cli._stores import STORE, existing_store, is_new, store_at
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE

@@ -12,8 +12,8 @@ from attrs import asdict
 
 from sampling_async import InvalidRequestError, OutagePolicy, RetryPolicy, Timeouts
 from sampling_async._cli import _rendering as show
+from sampling_async._cli._commands import CommandGroup
 from sampling_async._cli._connection import asked_key, fail, names_of_profiles, somebody_is_there
-from sampling_async._cli._help import CommandGroup
 from sampling_async._cli._options import JSON_LINES, argument, flag, option
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._profiles.file import BEGIN, add_profile, profiles_file, read_profile, read_profiles

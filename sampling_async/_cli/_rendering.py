@@ -132,8 +132,13 @@ def _cell(value: object) -> str:
 
 def fields_of(record: Any, names: str = "") -> dict[str, Any]:
     """Return attributes of a record for JSON, by the contract's names; times are ISO 8601, amounts floats."""
-    names = names or " ".join(each.name for each in fields(type(record)))
-    return {wire_name(name): jsonable(getattr(record, name)) for name in names.split()}
+    return {
+        wire_name(name): jsonable(getattr(record, name)) for name in names.split() or names_of(type(record))
+    }
+
+
+def names_of(cls: type[Any]) -> list[str]:
+    return [each.name for each in fields(cls)]
 
 
 def jsonable(value: object) -> object:

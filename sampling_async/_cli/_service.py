@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from sampling_async import Quota, Quotas, RecontactStream, SamplingClient, Setting, Survey
+    from sampling_async import Quota, Quotas, RecontactStream, SamplingClient, Survey
 
 QUOTA_ID: Final = argument("ID", "A quota ID, as `quotas` shows it.", min=1)
 _SURVEY_COLUMNS: Final = (
@@ -98,7 +98,10 @@ def quotas(
 @takes(service=ServiceOptions, json=JSON_LINES, csv=True)
 def settings(service: ServiceOptions) -> None:
     """Show the panel's settings; the reference data key is masked."""
-    found = [_masked(each) for each in service.call(lambda client: client.get_settings())]
+    found = [
+        each if each.value is None or not each.is_secret else evolve(each, value="<hidden>")
+        for each in service.call(lambda client: client.get_settings())
+    ]
     if show.as_lines():
         show.emit_all(found)
     else:
@@ -214,10 +217,6 @@ def _caption(quotas: Quotas) -> Text:
         "One survey with its quotas: sampling-async quotas --survey ID",
         style="dim",
     )
-
-
-def _masked(setting: Setting) -> Setting:
-    return evolve(setting, value="<hidden>") if setting.is_secret and setting.value is not None else setting
 
 
 def _emit_code(member_code: str) -> None:

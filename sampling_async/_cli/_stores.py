@@ -21,26 +21,25 @@ from sampling_async._cli._options import argument, flag, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._contract.checks import count_of
 from sampling_async._private_files import written_whole
-from sampling_async.notifications import OutcomeLedger, PostgresStore, SqlStore, SurveyEnding, erase_member
+from sampling_async.notifications import (
+    OutcomeLedger,
+    OutcomeRow,
+    PostgresStore,
+    QuotaFunnel,
+    SqlStore,
+    SurveyEnding,
+    erase_member,
+)
 from sampling_async.notifications._stores import store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from sampling_async.notifications import OutcomeRow, QuotaFunnel
 
 _AT_ONCE: Final = 5_000
 # Where a file of SQLite says whose it is.
 _HEADER: Final = 100
 _APPLICATION: Final = slice(68, 72)
-_ROW: Final = (
-    "member_code survey_id wave_id quota_id ending revenue reason invited_at entered_at ended_at fact_id "
-    "is_auto_routed"
-)
-_FUNNEL: Final = (
-    "survey_id wave_id quota_id invited entered completed terminated reasons open uninvited corrected "
-    "reconciled revenue"
-)
 _ENTERED: Final = ("Entered", 4)
 _COLUMNS: Final = (
     ("Survey", 5),
@@ -195,7 +194,7 @@ def _tell_of_currencies(survey_ids: Iterable[int]) -> None:
 def _show_rows(rows: Sequence[OutcomeRow]) -> None:
     _tell_of_currencies(row.survey_id for row in rows if row.revenue)
     if show.as_lines():
-        show.emit_rows((show.fields_of(row, _ROW) for row in rows), _ROW.split())
+        show.emit_rows(map(show.fields_of, rows), show.names_of(OutcomeRow))
         return
     if not rows:
         show.screen().print(Text("None.", "dim"))
@@ -213,7 +212,7 @@ def _show_funnel(funnel: list[QuotaFunnel]) -> None:
     paid = {row.survey_id for row in funnel if row.revenue}
     _tell_of_currencies(paid)
     if show.as_lines():
-        show.emit_rows((show.fields_of(row, _FUNNEL) for row in funnel), _FUNNEL.split())
+        show.emit_rows(map(show.fields_of, funnel), show.names_of(QuotaFunnel))
         return
     screen = show.screen()
     # Entries are known only if somebody recorded them; else a column of zeros would say that nobody entered.

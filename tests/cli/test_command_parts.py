@@ -19,7 +19,7 @@ from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Pr
 from sampling_async._cli import _campaign_run, _campaign_view, _sources
 from sampling_async._cli._bulk import progress_text
 from sampling_async._cli._campaign import DEFAULTS, Settings
-from sampling_async._cli._help import EXAMPLES
+from sampling_async._cli._commands import EXAMPLES
 from sampling_async._cli._tally import Tally
 from sampling_async.campaign import Limits, Pairs
 from sampling_async.notifications import Inbox
