@@ -317,12 +317,16 @@ def page_of(command: str) -> str:
     return f"docs/{page.removesuffix('.html')}.md"
 
 
+def _no_type(**_: Any) -> str:
+    return ""
+
+
 def _without_types(params: Any) -> Any:
     """Leave out the types of --help and of the options for completion: they take no value."""
     for each in params:
         # An argument's type, such as <path>, says less than its name.
         if each.param_type_name == "argument" and hasattr(each, "display_type_rich"):
-            each.display_type_rich = lambda **_: ""
+            each.display_type_rich = _no_type
         if each.name in {"help", "install_completion", "show_completion"}:
             each.metavar = ""
     return params
