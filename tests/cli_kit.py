@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sampling_async import _cli, to_json
-from sampling_async._cli import _campaign_live, _connection, _rendering, _sources
+from sampling_async._cli import _campaign_run, _connection, _rendering, _sources
 from sampling_async._cli._commands import app_for
 from sampling_async._cli._simulation import write_panel
 from sampling_async.simulator import Fault, Simulator
@@ -69,13 +69,13 @@ def reader_gone(monkeypatch) -> list[bool]:
 
     silenced: list[bool] = []
     monkeypatch.setattr(_rendering, "emit_json", gone)
-    monkeypatch.setattr(_campaign_live, "silence_stdout", lambda: silenced.append(True))
+    monkeypatch.setattr(_campaign_run, "silence_stdout", lambda: silenced.append(True))
     return silenced
 
 
 def wait_after_signal(monkeypatch, seconds: float) -> None:
     """Let a campaign wait no longer than this for what is in flight at a signal."""
-    monkeypatch.setattr(_campaign_live, "_GRACE", seconds)
+    monkeypatch.setattr(_campaign_run, "_GRACE", seconds)
 
 
 def at_keyboard(monkeypatch) -> None:

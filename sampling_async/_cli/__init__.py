@@ -115,7 +115,12 @@ def _run() -> None:
 
 
 def _call(app_for: Callable[[list[str]], Any]) -> None:
-    arguments = _without_no_color(sys.argv[1:])
+    arguments = sys.argv[1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if "--no-color" in arguments[:end]:
+        # It may stand anywhere. Libraries know NO_COLOR.
+        os.environ["NO_COLOR"] = "1"
+        arguments = [each for each in arguments[:end] if each != "--no-color"] + arguments[end:]
     app = app_for(arguments)
     if "--json" not in arguments:
         app(arguments, prog_name="sampling-async")
@@ -133,14 +138,6 @@ def _call(app_for: Callable[[list[str]], Any]) -> None:
             raise
         show.print_error(format_message(), code)
     raise SystemExit(code if isinstance(code, int) else 0)
-
-
-def _without_no_color(arguments: list[str]) -> list[str]:
-    """Leave out --no-color, which may stand anywhere, and heed it: libraries know NO_COLOR."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    if "--no-color" in arguments[:end]:
-        os.environ["NO_COLOR"] = "1"
-    return [each for each in arguments[:end] if each != "--no-color"] + arguments[end:]
 
 
 def _run_app() -> None:

@@ -6,18 +6,16 @@ import json
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-import typer
 from attrs import asdict, evolve, fields, frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._cli._commands import CommandGroup, Group
 from sampling_async._cli._connection import ServiceOptions, loaded
-from sampling_async._cli._files import RATES_HELP
-from sampling_async._cli._help import Command, Group
-from sampling_async._cli._labels import LABELS_HELP
+from sampling_async._cli._files import LABELS_HELP, RATES_HELP
 from sampling_async._cli._match import MatchOptions
-from sampling_async._cli._options import argument, beyond, given, names_in, option, takes
+from sampling_async._cli._options import argument, beyond, given, names_in, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,8 +214,8 @@ class RunOptions:
 
 # --- The commands
 
-_work: Final = partial(loaded, "campaign", "_campaign_run", "sampling_async.campaign")
-_with_report: Final = partial(loaded, "campaign", "_campaign_run", "jinja2", "sampling_async.campaign")
+_job: Final = partial(loaded, "campaign", "_campaign_run", "jinja2", "sampling_async.campaign")
+_view: Final = partial(loaded, "campaign", "_campaign_view", "sampling_async.campaign")
 _DEFAULT: Final = "run"
 _SIMILAR: Final = 0.75
 
@@ -235,41 +233,34 @@ class RunByDefault(Group):
         return super().parse_args(ctx, args)
 
 
-app: Final = typer.Typer(
-    cls=RunByDefault,
-    help=(
-        "Request invites for a whole panel, and account for every pair of a member and a quota. `campaign "
-        "PANEL --out DIR` is short for `campaign run PANEL --out DIR`; a panel with the name of a command is "
-        "written ./pause. DIR holds the ledger and, at the end, invites, pairs, a summary and report.html. The "
-        "ledger, the invites and the pairs hold member codes and links: only the owner can read them."
-    ),
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+app: Final = CommandGroup(
+    "Request invites for a whole panel, and account for every pair of a member and a quota. `campaign "
+    "PANEL --out DIR` is short for `campaign run PANEL --out DIR`; a panel with the name of a command is "
+    "written ./pause. DIR holds the ledger and, at the end, invites, pairs, a summary and report.html. The "
+    "ledger, the invites and the pairs hold member codes and links: only the owner can read them.",
+    RunByDefault,
 )
 
-Folder = Annotated[Path, argument("DIR", "The folder of the campaign.")]
-Panel = Annotated[
-    str | None,
-    argument(
-        "PANEL",
-        "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-        "member, as for `match`. Without it, the campaign in DIR goes on.",
-    ),
-]
+FOLDER: Final = argument("DIR", "The folder of the campaign.")
+PANEL: Final = argument(
+    "PANEL",
+    "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+    "member, as for `match`. Without it, the campaign in DIR goes on.",
+    default=None,
+)
 JSON: Final = "Print JSON, on a terminal too."
-PanelAgain = Annotated[str | None, argument("PANEL", "The panel. Default: the one that was planned before.")]
+PANEL_AGAIN: Final = argument("PANEL", "The panel. Default: the one that was planned before.", default=None)
 
 
-@app.command(cls=Command)
-@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quiet=True)
+@app.takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quiet=True)
 def run(
-    panel_: Panel = None,
+    panel_: str | None = PANEL,
     *,
     service: ServiceOptions,
     settings: Settings,
     limits: LimitOptions,
     options: RunOptions,
-    out: Annotated[Path, option("DIR", "The folder of the campaign; it is made.")],
+    out: Path = option("DIR", "The folder of the campaign; it is made.", default=...),
 ) -> None:
     """Plan invites for a whole panel, request them, and write the outcome of each pair.
 
@@ -281,14 +272,15 @@ def run(
     At the end of --hours it does not end, but waits. Progress is shown on a terminal, and
     elsewhere it is lines of JSON on stdout.
     """
-    _with_report().CampaignJob(service, out, settings, limits, options).run(panel_)
+    _job().CampaignJob(service, out, settings, limits, options).run(panel_)
 
 
-@app.command("top-up", cls=Command)
-@takes(settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quiet=True)
+@app.takes(
+    "top-up", settings=Settings, limits=LimitOptions, options=RunOptions, service=ServiceOptions, quiet=True
+)
 def top_up(
-    folder: Folder,
-    panel_: PanelAgain = None,
+    folder: Path = FOLDER,
+    panel_: str | None = PANEL_AGAIN,
     *,
     service: ServiceOptions,
     settings: Settings,
@@ -302,75 +294,62 @@ def top_up(
     skipped, even with --dry-run. Options that are not given are those of
     the plan before.
     """
-    _with_report().CampaignJob(service, folder, settings, limits, options).top_up(panel_)
+    _job().CampaignJob(service, folder, settings, limits, options).top_up(panel_)
 
 
-@app.command(cls=Command)
-@takes(json=JSON)
+@app.takes(json=JSON)
 def pause(
-    folder: Folder,
+    folder: Path = FOLDER,
     *,
-    reason: Annotated[str, option("TEXT", "Why, for the status and the report.", show_default=False)] = "",
+    reason: str = option("TEXT", "Why, for the status and the report.", show_default=False, default=""),
 ) -> None:
     """Pause a campaign: no more requests until `resume`. Those in flight are still answered.
 
     An active run pauses within a second, and a later run waits too.
     """
-    _work().change_limits(folder, {"paused": True, "reason": reason})
+    _view().change_limits(folder, {"paused": True, "reason": reason})
 
 
-@app.command(cls=Command)
-@takes(json=JSON)
-def resume(folder: Folder) -> None:
+@app.takes(json=JSON)
+def resume(folder: Path = FOLDER) -> None:
     """End the pause of a campaign.
 
     It starts no run. If none is active, `campaign run --out
     DIR` continues the campaign.
     """
-    _work().change_limits(folder, {"paused": False, "reason": ""})
+    _view().change_limits(folder, {"paused": False, "reason": ""})
 
 
-@app.command(cls=Command)
-@takes(json=JSON, limits=LimitOptions)
-def limit(limits: LimitOptions, folder: Folder) -> None:
+@app.takes(json=JSON, limits=LimitOptions)
+def limit(limits: LimitOptions, folder: Path = FOLDER) -> None:
     """Change the limits of a campaign, whether it runs or not, and show those that hold.
 
     The value none takes a limit away. Without options, nothing is changed.
     """
-    _work().change_limits(folder, limits.changes())
+    _view().change_limits(folder, limits.changes())
 
 
-@app.command(cls=Command)
-@takes(json=JSON)
-def status(folder: Folder) -> None:
+@app.takes(json=JSON)
+def status(folder: Path = FOLDER) -> None:
     """Show what became of a campaign so far, whether it runs, has ended or was killed."""
-    _work().show_status(folder)
+    _view().show_status(folder)
 
 
-@app.command(cls=Command)
-@takes(quiet=True)
+@app.takes(quiet=True)
 def report(
-    folder: Folder,
+    folder: Path = FOLDER,
     *,
-    out: Annotated[
-        Path | None, option("DIR", "The folder for the files. Default: that of the campaign.")
-    ] = None,
-    partition: Annotated[
-        list[str] | None, option("COLUMN", "As for `run`. Default: what the run was given.")
-    ] = None,
-    format_: Annotated[
-        InviteFormat | None,
-        option("parquet|jsonl|csv", "As for `run`. Default: what the run was given.", "--format"),
-    ] = None,
-    notifications: Annotated[
-        str | None,
-        option(
-            "FILE|ADDRESS",
-            "The store of `notifications serve`: completes, terminates, revenue and reconciliations are in the "
-            "report then. Default: what the run was given.",
-        ),
-    ] = None,
-    labels: Annotated[Path | None, option("FILE", f"{LABELS_HELP} Default: what the run was given.")] = None,
+    out: Path | None = option("DIR", "The folder for the files. Default: that of the campaign."),
+    partition: list[str] | None = option("COLUMN", "As for `run`. Default: what the run was given."),
+    format_: InviteFormat | None = option(
+        "parquet|jsonl|csv", "As for `run`. Default: what the run was given.", "--format"
+    ),
+    notifications: str | None = option(
+        "FILE|ADDRESS",
+        "The store of `notifications serve`: completes, terminates, revenue and reconciliations are in the "
+        "report then. Default: what the run was given.",
+    ),
+    labels: Path | None = option("FILE", f"{LABELS_HELP} Default: what the run was given."),
 ) -> None:
     """Write the files of a campaign again, from its ledger, even while it runs.
 
@@ -378,43 +357,37 @@ def report(
     that needs nothing else and holds no member codes.
     """
     settings = Settings(partition=partition, format=format_, notifications=notifications, labels=labels)
-    _with_report().write_report(folder, out or folder, settings)
+    _view("jinja2").write_report(folder, out or folder, settings)
 
 
-@app.command(cls=Command)
-@takes(json=JSON, quiet=True)
+@app.takes(json=JSON, quiet=True)
 def settle(
-    folder: Folder,
+    folder: Path = FOLDER,
     *,
-    notifications: Annotated[
-        str | None,
-        option("FILE|ADDRESS", "The store of `notifications serve`. Default: what the run was given."),
-    ] = None,
+    notifications: str | None = option(
+        "FILE|ADDRESS", "The store of `notifications serve`. Default: what the run was given."
+    ),
 ) -> None:
     """Settle unknown pairs: which of them have an invite, by the notifications that came.
 
     `run` and `report` do it too, if they know a store. A pair that is
     settled is not requested again, and its link stays unknown.
     """
-    _work().settle_unknown(folder, Settings(notifications=notifications))
+    _view().settle_unknown(folder, Settings(notifications=notifications))
 
 
-@app.command(cls=Command)
-@takes(json=JSON, csv=True, quiet=True)
+@app.takes(json=JSON, csv=True, quiet=True)
 def compare(
-    folders: Annotated[
-        list[Path], argument("DIR", "The folders of campaigns, such as those of several nights.")
-    ],
+    folders: list[Path] = argument("DIR", "The folders of campaigns, such as those of several nights."),
     *,
-    html: Annotated[Path | None, option("FILE", "Write a page that needs nothing else.")] = None,
-    notifications: Annotated[
-        str | None,
-        option("FILE|ADDRESS", "The store of `notifications serve`. Default: what each run was given."),
-    ] = None,
+    html: Path | None = option("FILE", "Write a page that needs nothing else."),
+    notifications: str | None = option(
+        "FILE|ADDRESS", "The store of `notifications serve`. Default: what each run was given."
+    ),
 ) -> None:
     """Show several campaigns side by side: invites, completes, revenue, refusals by code, and what has changed.
 
     The newest stands first. A campaign that was only planned, with --dry-run, is left out. The page and the
     JSON have the fill of each quota too.
     """
-    _work().show_comparison(folders, html, Settings(notifications=notifications))
+    _view().show_comparison(folders, html, Settings(notifications=notifications))

@@ -1,63 +1,58 @@
-"""The work of the commands about campaigns: plan, question and run; limits, status, comparison and report."""
+"""The commands `campaign run` and `campaign top-up`: plan, question, run and files, whatever ends the run.
+
+No member code and no link is shown anywhere here.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import sys
-from contextlib import suppress
+import time
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import typer
-from attrs import asdict, define, evolve, frozen
+from attrs import asdict, define, evolve, field, frozen
+from rich.live import Live
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_view as view
 from sampling_async._cli import _connection
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._campaign import DEFAULTS, FILES, NONE, LimitOptions, RunOptions, Settings
-from sampling_async._cli._campaign_live import ShownRun, file_options, ledger_of_outcomes, settle
-from sampling_async._cli._connection import ServiceOptions, fail, needs
-from sampling_async._cli._files import read_rates
-from sampling_async._cli._labels import read_labels
-from sampling_async._cli._panel_files import read_inventory
+from sampling_async._cli._connection import ServiceOptions, fail, silence_stdout
+from sampling_async._cli._files import read_labels, read_rates
+from sampling_async._cli._match_run import read_inventory
+from sampling_async._cli._signals import SignalHandler
 from sampling_async._cli._stores import existing_store, is_new
-from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
+from sampling_async._cli._tally import CAPPED, DONE, INCOMPLETE, USAGE
+from sampling_async._cli._top import CAMPAIGN_SOCKET
 from sampling_async._contract.checks import count_of
-from sampling_async.campaign import Campaign, Limits, Plan, compare
+from sampling_async.campaign import Campaign, Limits, Plan
 from sampling_async.campaign._files import check_partitions, require_own_folder
 from sampling_async.campaign._ledger import with_ledger
 from sampling_async.campaign._ledger_file import LEDGER_NAME
 from sampling_async.campaign._planning import plan_of
-from sampling_async.matching import Allocate
+from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import INVITES_LEFT, OTHERS, REGION, is_query
-from sampling_async.notifications import OutcomeLedger, PostgresStore
+from sampling_async.notifications import Inbox, OutcomeLedger, PostgresStore, StoreError
 from sampling_async.notifications._postgres import is_dsn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable
 
     from sampling_async import SamplingClient
     from sampling_async._protocol.lessons import LearnedRates
-    from sampling_async.campaign import Summary
+    from sampling_async.campaign import CampaignRun, Summary
     from sampling_async.campaign._ledger import CampaignLedger
 
 _OTHERS: Final = OTHERS | {INVITES_LEFT, REGION}  # the columns that are not questions
-_SAVED: Final = "command"  # the fact of the ledger that holds what later commands need
-
-
-def ledger_in(folder: Path) -> Path:
-    path = folder / LEDGER_NAME
-    if not path.is_file():
-        raise InvalidRequestError(
-            f"{folder} holds no campaign; `sampling-async campaign PANEL --out {view.quoted(folder)}` makes one"
-        )
-    return path
-
-
-def saved_in(ledger: CampaignLedger) -> Settings:
-    return Settings.from_json(ledger.fact(_SAVED))
+_GRACE: Final = 10.0  # seconds that requests in flight have after a signal, so that their outcomes are known
+_LINES: Final = 2.0
 
 
 @frozen
@@ -94,7 +89,7 @@ class CampaignJob:
         changes, given, known = self.limits.changes(), self._given(panel), None
         if self._ledger.exists():
             known = with_ledger(
-                self._ledger, lambda ledger: saved_in(ledger) if ledger.plan else None, reads=True
+                self._ledger, lambda ledger: view.saved_in(ledger) if ledger.plan else None, reads=True
             )
         if known is not None:
             given.refuse_another_plan(known, self.folder)
@@ -122,7 +117,7 @@ class CampaignJob:
         """Plan anew in the ledger, and run that."""
         require_own_folder(self.folder, self._ledger)
         changes = self.limits.changes()
-        known = with_ledger(ledger_in(self.folder), saved_in, reads=True)
+        known = with_ledger(view.ledger_in(self.folder), view.saved_in, reads=True)
         settings = self._given(panel).over(known)
         if settings.panel is None:
             raise InvalidRequestError(f"{self._ledger} does not say which panel it was planned for: give PANEL")
@@ -188,7 +183,7 @@ class CampaignJob:
         def save(ledger: CampaignLedger) -> _RunnableCampaign:
             # Locked first: nothing is changed while another run uses the ledger.
             ledger.lock()
-            ledger.note(**{_SAVED: saved.to_json()})
+            ledger.note(**{view.SAVED: saved.to_json()})
             cap = ledger.change_limits(**changes).max_invites
             plan, began = plan_of(ledger), ledger.read("SELECT max(began) FROM runs")[0][0]
             assert plan is not None
@@ -306,113 +301,174 @@ def _checked(settings: Settings) -> Settings:
     return settings
 
 
-# --- Campaigns in their folders
+# --- A run
 
 
-def change_limits(folder: Path, changes: dict[str, Any]) -> None:
-    """Change limits, if there is any change, and show those that hold."""
+@define
+class ShownRun:
+    """A run of the campaign in a folder, shown live on a terminal or as lines of JSON, and its end."""
 
-    def change(ledger: CampaignLedger) -> tuple[Limits, bool]:
-        _require_plan(ledger, folder)
-        limits = ledger.change_limits(**changes) if changes else ledger.limits()
-        return limits, ledger.is_running()
+    folder: Path
+    ledger: Path
+    settings: Settings
+    as_lines: bool
+    _signals: SignalHandler = field(factory=SignalHandler)
+    _metrics: view.RunMetrics | None = None  # None until the run has begun
 
-    limits, is_running = with_ledger(ledger_in(folder), change, reads=not changes)
-    if show.as_lines():
-        show.emit_json({**show.fields_of(limits), "Running": is_running})
-    else:
-        view.show_limits(limits, is_running=is_running)
+    async def work(self, client: SamplingClient) -> int:
+        """Request the pending pairs; then write the files, even if that failed. Return the exit code.
 
+        It is 0 if nothing is pending and the fate of each pair is known, and 6 if a cap left pairs pending.
+        """
+        summary = None
+        with self._signals:
+            try:
+                with self._signals.scope:
+                    await self._run(client)
+            finally:
+                self._signals.on_first_signal = None
+                if (metrics := self._metrics) is not None:
+                    summary = await self._write(self._campaign(client))
+                    metrics.ended_as = "stopped" if summary.pairs.pending else summary.state
+                    self._write_line(metrics)
+                    self._show_end(summary, metrics.run)
+        if self._signals.received:
+            fail(self._signals.in_words, self._signals.exit_code)
+        assert metrics is not None
+        assert summary is not None
+        unclear = summary.pairs.unknown - summary.settled + summary.pairs.not_sent
+        if not summary.pairs.pending + unclear:
+            return DONE
+        if not unclear and _is_capped(metrics.run):
+            return CAPPED
+        return metrics.tally.exit_code() or INCOMPLETE
 
-def show_status(folder: Path) -> None:
-    summary = _summary_of(folder)
-    if show.as_lines():
-        show.emit_json(view.summary_json(summary))
-    else:
-        view.show_summary(summary, show.screen())
+    async def _run(self, client: SamplingClient) -> None:
+        async with (
+            following(client, self.settings) as live,
+            self._campaign(client, live).run() as run,
+            AsyncExitStack() as stack,
+        ):
+            self._signals.on_first_signal = partial(self._stop, run)
+            self._metrics = metrics = view.RunMetrics(run, client)
+            # `top --out` sees it, where the system has such sockets and the path is short enough.
+            with suppress(OSError, AttributeError):
+                await stack.enter_async_context(client.serve_snapshots(self.folder / CAMPAIGN_SOCKET))
+            async with self._shown(metrics):
+                async for outcome in run:
+                    metrics.add(outcome)
 
+    @asynccontextmanager
+    async def _shown(self, metrics: view.RunMetrics) -> AsyncGenerator[None]:
+        """Keep what is shown up to date while this block is open."""
+        console = show.stderr_console()
+        # Lines of JSON and a live display on one screen would write into each other.
+        is_live = console.is_terminal and not console.quiet and (not self.as_lines or show.stdout_is_file())
+        live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+        line_due = time.monotonic() + _LINES
 
-def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings) -> None:
-    """Show several campaigns side by side, and write the page of that."""
-    summaries: dict[str, Summary] = {}
-    seen: set[Path] = set()
-    for folder in folders:
-        whole = folder.resolve()
-        if whole in seen:
-            raise InvalidRequestError(f"{folder} is given twice")
-        seen.add(whole)
-        found = _summary_of(folder, given)
-        if found.started_at is None:
-            show.note(f"Left out: {folder} was only planned, and nothing was requested")
+        def draw() -> None:
+            nonlocal line_due
+            if is_live:
+                metrics.measure()
+                live.update(view.figures_view(metrics), refresh=True)
+            if not show.wanted.quiet and time.monotonic() >= line_due:
+                line_due += _LINES
+                self._write_line(metrics)
+
+        with live if is_live else nullcontext():
+            async with show.redrawn(draw, view.REDRAWN):
+                yield
+
+    def _write_line(self, metrics: view.RunMetrics) -> None:
+        """Write a line of JSON, if lines are wanted. A reader that went away does not end a campaign."""
+        if not self.as_lines:
+            return
+        try:
+            metrics.measure()
+            show.emit_json(view.figures_json(metrics))
+        except BrokenPipeError:
+            self.as_lines = False
+            silence_stdout()
+
+    async def _write(self, campaign: Campaign) -> Summary:
+        write = partial(campaign.write, self.folder, **view.file_options(self.folder, self.settings))
+        try:
+            outcomes = view.ledger_of_outcomes(self.settings)
+            await view.settle(campaign, outcomes)
+            return await write(outcomes=outcomes)
+        except StoreError as exc:
+            show.note(f"The files are without completes and revenue: {exc}")
+            return await write()
+
+    def _campaign(self, client: SamplingClient, live: LiveIndex | None = None) -> Campaign:
+        return Campaign(
+            client,
+            inventory=live,
+            ledger=self.ledger,
+            share_room=self.settings.shared_room,
+            max_turns=self.settings.max_turns or 3,
+        )
+
+    def _stop(self, run: CampaignRun) -> None:
+        """After a signal, send no more requests; wait some seconds for those in flight."""
+        run.stop(self._signals.in_words)
+        # A service that is away answers nothing.
+        grace = 0.0 if run.waiting_for == "outage" else _GRACE
+        self._signals.scope.deadline = asyncio.get_running_loop().time() + grace
+
+    def _show_end(self, summary: Summary, run: CampaignRun) -> None:
+        console = view.on_stderr()
+        if summary.pairs.pending:
+            text = f"The campaign has stopped: {run.reason or summary.reason}"
+            console.print(show.plain(text, "bold yellow"))
         else:
-            summaries[str(folder) if whole.name in summaries else whole.name] = found
-    if not summaries:
-        raise InvalidRequestError("none of these campaigns has requested anything yet")
-    comparison = compare(summaries)
-    if html is not None:
-        with needs("the page"):
-            from sampling_async.campaign._report import comparison_page  # noqa: PLC0415  Jinja2
-
-            show.write_page(html, comparison_page(comparison))
-    rows = view.comparison_json(comparison.to_dict())
-    if show.wanted.csv:
-        for night in rows["Nights"]:
-            show.emit_json({name: value for name, value in night.items() if name != "Codes"})
-    elif show.as_lines():
-        show.emit_json(rows)
-    else:
-        view.show_comparison(comparison)
-
-
-def write_report(folder: Path, out: Path, given: Settings) -> None:
-    """Write the files of a campaign into a folder; what is not given is as the run had it."""
-    read_labels(given.labels)  # what is wrong with a file that was named now is an error
-    settings = given.over(_saved_of(folder))
-    campaign = Campaign(None, ledger=folder / LEDGER_NAME)
-    outcomes = ledger_of_outcomes(settings)
-    anyio.run(settle, campaign, outcomes)
-    write = partial(campaign.write, out, **file_options(folder, settings), outcomes=outcomes)
-    summary = anyio.run(write)
-    for text in filter(None, (view.ends_text(summary), summary.unknown_in_words)):
-        show.note(text)
-    show.note(f"Files: {out} (invites, pairs, summary.json, report.html)")
+            console.print("The campaign is finished", style="bold green")
+        console.print(view.account(summary.pairs))
+        console.print(
+            f"{count_of(summary.requests, 'request')}, expected value {summary.worth()},"
+            f" success rate {summary.success_rate:.1%}"
+        )
+        if ends := view.ends_text(summary):
+            console.print(show.plain(ends))
+        view.print_codes(summary, console)
+        if summary.unknown_in_words:
+            console.print(summary.unknown_in_words)
+        elif summary.pairs.unknown:
+            console.print("Unknown: an invite may exist; such a pair is not requested again.")
+        show.note(f"Files: {self.folder} (invites, pairs, summary.json, report.html)")
+        if not summary.pairs.pending:
+            return
+        if run.limits.paused:
+            show.note(f"It is paused. To end that: sampling-async campaign resume {view.quoted(self.folder)}")
+        elif _is_capped(run):
+            show.note(f"To change the cap: sampling-async campaign limit {view.quoted(self.folder)} ...")
+        pending = count_of(summary.pairs.pending, "pending pair")
+        show.note(f"{pending} left. To go on: {view.resume_command(self.folder)}")
 
 
-def settle_unknown(folder: Path, given: Settings) -> None:
-    """Settle the unknown pairs of a campaign by the notifications of a store, and show what was found."""
-    outcomes = ledger_of_outcomes(given.over(_saved_of(folder)))
-    if outcomes is None:
-        raise InvalidRequestError("name the store of notifications: --notifications FILE|ADDRESS")
-    campaign = Campaign(None, ledger=folder / LEDGER_NAME)
-    found = anyio.run(campaign.settle, outcomes)
-    summary = anyio.run(campaign.summary)
-    if show.as_lines():
-        by_kind = {str(kind): count for kind, count in found.by_kind().items()}
-        counts = {"Unknown": summary.pairs.unknown, "Settled": summary.settled, "New": len(found.settled)}
-        show.emit_json(counts | {"ByKind": by_kind, "Unclear": found.unclear})
+def _is_capped(run: CampaignRun) -> bool:
+    """Return whether a run ended as it was told to, at its cap."""
+    return run.reason.startswith("the cap")
+
+
+@asynccontextmanager
+async def following(client: SamplingClient, settings: Settings) -> AsyncGenerator[LiveIndex | None]:
+    """Follow what closes while this block is open; None if that is not wanted."""
+    if not settings.watch:
+        yield None
         return
-    new = ", ".join(f"{count:,} by {kind} notifications" for kind, count in found.by_kind().items())
-    show.note(summary.unknown_in_words or f"{summary.pairs.unknown:,} unknown, none settled")
-    show.note(f"New: {new or 'none'}")
-    if found.unclear:
-        show.note(f"{count_of(found.unclear, 'notification')} fit several pairs, and settle none")
-
-
-def _summary_of(folder: Path, given: Settings | None = None) -> Summary:
-    """Return the summary of a campaign, which must have a plan; with `given`, what its invites have brought."""
-    saved = _saved_of(folder)
-    outcomes = None if given is None else ledger_of_outcomes(given.over(saved))
-    return anyio.run(Campaign(None, ledger=folder / LEDGER_NAME).summary, outcomes)
-
-
-def _saved_of(folder: Path) -> Settings:
-    def saved(ledger: CampaignLedger) -> Settings:
-        _require_plan(ledger, folder)
-        return saved_in(ledger)
-
-    return with_ledger(ledger_in(folder), saved, reads=True)
-
-
-def _require_plan(ledger: CampaignLedger, folder: Path) -> None:
-    if not ledger.plan:
-        raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
+    store = None if settings.notifications is None else existing_store(settings.notifications)
+    # Notifications from before the first poll have no effect: the poll is newer.
+    last = 0 if store is None else store.last_id()
+    async with client.watch_quotas(settings.watch) as watch:
+        await watch.refresh()
+        async with LiveIndex(watch) as live:
+            if store is None:
+                yield live
+                return
+            # This inbox is never entered, so it accepts nothing: only its facts are read. Its secret is not
+            # published, and nothing is written to the store of the process that serves.
+            inbox = Inbox(store, secrets=secrets.token_urlsafe(32))
+            async with live.follow(inbox, after=last):
+                yield live

@@ -1,4 +1,4 @@
-"""What the commands about campaigns show: a plan, what became of it, its limits, and a comparison.
+"""What the commands about campaigns show: a plan, its run, what became of it, its limits, and a comparison.
 
 No member code and no link is shown anywhere here.
 """
@@ -6,26 +6,50 @@ No member code and no link is shown anywhere here.
 from __future__ import annotations
 
 import shlex
+import time
+from collections import Counter, deque
+from datetime import timedelta
+from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import fields
+import anyio
+from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._tally import code_name
+from sampling_async._cli._campaign import Settings
+from sampling_async._cli._connection import needs
+from sampling_async._cli._files import read_labels
+from sampling_async._cli._stores import existing_store
+from sampling_async._cli._tally import Tally, code_name
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.records import wire_name
+from sampling_async.campaign import Campaign, LedgerError, compare
 from sampling_async.campaign._comparison import FIGURES, SHARES, CampaignComparison
+from sampling_async.campaign._ledger import with_ledger
+from sampling_async.campaign._ledger_file import LEDGER_NAME
+from sampling_async.notifications import OutcomeLedger, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console
 
-    from sampling_async.campaign import Limits, Pairs, Plan, Summary
+    from sampling_async import InviteOutcome, SamplingClient
+    from sampling_async.campaign import CampaignRun, Limits, Pairs, Plan, Summary
+    from sampling_async.campaign._ledger import CampaignLedger
 
+SAVED: Final = "command"  # the fact of the ledger that holds what later commands need
+_WINDOW: Final = 10.0  # seconds over which rates are averaged
+_BAR: Final = 24
+_WORDS: Final = {"outage": "service away", "hours": "outside hours", "rate": "at its rate"}
+# All states are as wide as this one, so that the bar does not move when the state changes.
+_WIDEST: Final = max(map(len, _WORDS.values()))
+REDRAWN: Final = 0.25
 _UNKNOWN: Final = "-"  # a figure that nobody knows
 _LONG: Final = 1000
 MOST_CODES: Final = 5
@@ -60,7 +84,7 @@ def account(pairs: Pairs) -> str:
 
 
 def show_plan(plan: Plan) -> None:
-    console = _on_stderr()
+    console = on_stderr()
     rows = {
         "Members": f"{plan.members:,}, {plan.matched:,} of them with quotas",
         "Pairs": f"{plan.pairs:,}, {plan.certain:,} of them match certainly",
@@ -77,11 +101,11 @@ def show_plan(plan: Plan) -> None:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    names = " ".join(each.name for each in fields(type(plan)) if each.name != "currency_rates")
+    names = " ".join(name for name in show.names_of(type(plan)) if name != "currency_rates")
     return {**show.fields_of(plan, names), "ExpectedValue": rounded(plan.expected_value)}
 
 
-def _on_stderr() -> Console:
+def on_stderr() -> Console:
     console = show.stderr_console()
     if not console.is_terminal:
         console.width = _LONG  # a log wraps nothing
@@ -104,8 +128,103 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def pairs_json(pairs: Pairs) -> dict[str, int]:
-    return show.fields_of(pairs, " ".join(("planned", *_PARTS)))
+# --- A run
+
+
+class RunMetrics:
+    """A run, and the figures that `measure` finds of it."""
+
+    def __init__(self, run: CampaignRun, client: SamplingClient) -> None:
+        self.run = run
+        self.tally = Tally()
+        self.ended_as: str | None = None
+        self.refusals: Counter[tuple[int | None, str | None]] = Counter()  # by code and name
+        self.invites_per_second = self.requests_per_second = 0.0
+        self.seconds_left: float | None = None
+        self.limit = 0.0  # how many requests the client now sends at once
+        self._client = client
+        # Moment, invites, requests and pairs that were done by then.
+        self._samples: deque[tuple[float, int, int, int]] = deque()
+        self.measure()
+
+    def add(self, outcome: InviteOutcome) -> None:
+        self.tally.add(outcome)
+        if outcome.status == "rejected":
+            self.refusals[outcome.result_code, outcome.result] += 1
+
+    @property
+    def state(self) -> str:
+        """`asking`, why it waits, or how it has ended."""
+        return self.ended_as or ("stopping" if self.run.reason else self.run.waiting_for or "asking")
+
+    def measure(self) -> None:
+        now, pairs, samples = time.monotonic(), self.run.pairs, self._samples
+        samples.append((now, pairs.invited, self.run.requests, pairs.planned - pairs.pending))
+        while now - samples[0][0] > _WINDOW and len(samples) > 2:  # noqa: PLR2004  a rate needs two
+            samples.popleft()
+        seconds = max(now - samples[0][0], 1e-3)
+        invites, requests, done = (
+            (last - first) / seconds if seconds >= REDRAWN / 2 else 0.0
+            for first, last in zip(samples[0][1:], samples[-1][1:], strict=True)
+        )
+        self.invites_per_second, self.requests_per_second = invites, requests
+        self.limit = self._client.snapshot().limit
+        # The pending pairs take so long, or the invites up to the cap if that is reached earlier.
+        ways, cap = [(pairs.pending, max(done, 0.0))], self.run.limits.max_invites
+        if cap is not None:
+            ways.append((max(0, cap - pairs.invited - pairs.unknown), invites))
+        self.seconds_left = min((count / rate for count, rate in ways if rate), default=None)
+        # The length of a wait is not known.
+        if self.ended_as or not pairs.pending or self.run.waiting_for not in {None, "rate"}:
+            self.seconds_left = None
+
+
+def figures_view(metrics: RunMetrics) -> Table:
+    """Return what a live display shows: lines that are never wrapped, so that it does not flicker."""
+    table = Table.grid(Column(no_wrap=True, overflow="ellipsis"), padding=(0, 1, 0, 0))
+    run, pairs, state = metrics.run, metrics.run.pairs, _WORDS.get(metrics.state, metrics.state)
+    done = pairs.planned - pairs.pending
+    # On a narrow terminal, the bar is what gets shorter.
+    head = Table.grid(Column(no_wrap=True), Column(max_width=_BAR), Column(no_wrap=True), padding=(0, 1, 0, 0))
+    head.add_row(
+        Text(f"{state:<{_WIDEST}}", style=STATES.get(metrics.state, "bold")),
+        ProgressBar(total=max(pairs.planned, 1), completed=done),
+        f"{done:,}/{count_of(pairs.planned, 'pair')}  {done / max(pairs.planned, 1):.0%}",
+    )
+    table.add_row(head)
+    counts = [f"{pairs.invited:,} invited", f"{pairs.rejected:,} rejected", f"{pairs.skipped:,} skipped"]
+    line = Text(f"  {count_of(run.members, 'member')}: " + ", ".join(counts))
+    if doubtful := [f"{n:,} {w}" for w, n in (("unknown", pairs.unknown), ("not sent", pairs.not_sent)) if n]:
+        line.append(", " + ", ".join(doubtful), style="red")
+    table.add_row(line)
+    table.add_row(
+        f"  {count_of(run.requests, 'request')}, {metrics.invites_per_second:,.1f} invites/s, "
+        f"{metrics.requests_per_second:,.1f} requests/s, limit {metrics.limit:g}"
+    )
+    worth = f"  expected value {run.worth}"
+    left = metrics.seconds_left
+    table.add_row(worth if left is None else f"{worth}, {timedelta(seconds=ceil(left))} left")
+    for (code, result), count in metrics.refusals.most_common(MOST_CODES):
+        table.add_row(Text(f"  {count:>9,}  ", "yellow").append_text(show.plain(code_name(code, result))))
+    return table
+
+
+def figures_json(metrics: RunMetrics) -> dict[str, Any]:
+    return {
+        "State": metrics.state,
+        "Reason": metrics.run.reason,
+        **show.fields_of(metrics.run.pairs),
+        **show.fields_of(metrics.run, "members requests"),
+        "InvitesPerSecond": round(metrics.invites_per_second, 1),
+        "RequestsPerSecond": round(metrics.requests_per_second, 1),
+        "Limit": metrics.limit,
+        "ExpectedValue": rounded(metrics.run.expected_value),
+        "SecondsLeft": None if metrics.seconds_left is None else ceil(metrics.seconds_left),
+        "Refusals": [
+            {"ResultCode": code, "Result": code_name(code, result).partition(" ")[2], "Pairs": count}
+            for (code, result), count in metrics.refusals.most_common(MOST_CODES)
+        ],
+    }
 
 
 # --- What became of it
@@ -114,7 +233,7 @@ def pairs_json(pairs: Pairs) -> dict[str, int]:
 def summary_json(summary: Summary) -> dict[str, Any]:
     return {
         **show.fields_of(summary, "state reason"),
-        **pairs_json(summary.pairs),
+        **show.fields_of(summary.pairs),
         "Settled": summary.settled,
         **show.fields_of(summary, "members matched invited_members"),
         "SkippedBecause": dict(summary.skipped),
@@ -127,11 +246,6 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "ByCurrency": {str(each): show.fields_of(sums) for each, sums in summary.by_currency.items()},
         **show.fields_of(summary, "currency_id runs started_at ended_at limits"),
     }
-
-
-def show_summary(summary: Summary, console: Console) -> None:
-    console.print(_grid(dict(_summary_rows(summary))))
-    print_codes(summary, console)
 
 
 def _summary_rows(summary: Summary) -> Iterator[tuple[str, str | Text]]:
@@ -157,16 +271,14 @@ def _summary_rows(summary: Summary) -> Iterator[tuple[str, str | Text]]:
     if summary.spent:
         yield "Spent at most", f"{summary.spent:,.2f}"
     yield from _limit_rows(summary.limits).items()
-    yield "Runs", _runs(summary)
-
-
-def _runs(summary: Summary) -> str:
-    if summary.started_at is None:
-        return "none yet"
-    first = f"{summary.runs:,}, the first at {summary.started_at:%Y-%m-%d %H:%M} UTC"
-    if summary.ended_at is None:
-        return f"{first}; one is active"
-    return f"{first}, the last one ended at {summary.ended_at:%Y-%m-%d %H:%M:%S} UTC"
+    runs = "none yet"
+    if summary.started_at is not None:
+        runs = f"{summary.runs:,}, the first at {summary.started_at:%Y-%m-%d %H:%M} UTC"
+        if summary.ended_at is None:
+            runs += "; one is active"
+        else:
+            runs += f", the last one ended at {summary.ended_at:%Y-%m-%d %H:%M:%S} UTC"
+    yield "Runs", runs
 
 
 def print_codes(summary: Summary, console: Console) -> None:
@@ -180,25 +292,6 @@ def print_codes(summary: Summary, console: Console) -> None:
             table.add_row("", show.plain(each.advice, "dim"))
     if refused:
         console.print(table)
-
-
-def show_end(summary: Summary, reason: str) -> None:
-    console = _on_stderr()
-    is_done = not summary.pairs.pending
-    text = "The campaign is finished" if is_done else f"The campaign has stopped: {reason or summary.reason}"
-    console.print(show.plain(text, "bold green" if is_done else "bold yellow"))
-    console.print(account(summary.pairs))
-    console.print(
-        f"{count_of(summary.requests, 'request')}, expected value {summary.worth()},"
-        f" success rate {summary.success_rate:.1%}"
-    )
-    if ends := ends_text(summary):
-        console.print(show.plain(ends))
-    print_codes(summary, console)
-    if summary.unknown_in_words:
-        console.print(summary.unknown_in_words)
-    elif summary.pairs.unknown:
-        console.print("Unknown: an invite may exist; such a pair is not requested again.")
 
 
 def ends_text(summary: Summary) -> str:
@@ -215,17 +308,7 @@ def ends_text(summary: Summary) -> str:
     )
 
 
-def show_limits(limits: Limits, *, is_running: bool) -> None:
-    paused = "yes" + (f": {limits.reason}" if limits.reason else "") if limits.paused else "no"
-    rows = {
-        "Paused": paused,
-        **_limit_rows(limits.in_words()),
-        "Run": "active; it heeds this within a second" if is_running else "none is active",
-    }
-    show.screen().print(_grid(rows))
-
-
-def show_comparison(comparison: CampaignComparison) -> None:
+def _print_comparison(comparison: CampaignComparison) -> None:
     """Print several campaigns side by side; on a narrow terminal, the latest ones."""
     nights, console = comparison.nights, show.screen()
     rows = [
@@ -256,3 +339,159 @@ def comparison_json(value: Any) -> Any:
         return value
     # Not the names of result codes: `28 QUOTA_FULL`.
     return {wire_name(key) if key.isidentifier() else key: comparison_json(each) for key, each in value.items()}
+
+
+# --- Campaigns in their folders
+
+
+def ledger_in(folder: Path) -> Path:
+    path = folder / LEDGER_NAME
+    if not path.is_file():
+        raise InvalidRequestError(
+            f"{folder} holds no campaign; `sampling-async campaign PANEL --out {quoted(folder)}` makes one"
+        )
+    return path
+
+
+def saved_in(ledger: CampaignLedger) -> Settings:
+    return Settings.from_json(ledger.fact(SAVED))
+
+
+def change_limits(folder: Path, changes: dict[str, Any]) -> None:
+    """Change limits, if there is any change, and show those that hold."""
+
+    def change(ledger: CampaignLedger) -> tuple[Limits, bool]:
+        _require_plan(ledger, folder)
+        limits = ledger.change_limits(**changes) if changes else ledger.limits()
+        return limits, ledger.is_running()
+
+    limits, is_running = with_ledger(ledger_in(folder), change, reads=not changes)
+    if show.as_lines():
+        show.emit_json({**show.fields_of(limits), "Running": is_running})
+        return
+    rows = {
+        "Paused": "yes" + (f": {limits.reason}" if limits.reason else "") if limits.paused else "no",
+        **_limit_rows(limits.in_words()),
+        "Run": "active; it heeds this within a second" if is_running else "none is active",
+    }
+    show.screen().print(_grid(rows))
+
+
+def show_status(folder: Path) -> None:
+    summary = _summary_of(folder)
+    if show.as_lines():
+        show.emit_json(summary_json(summary))
+    else:
+        show.screen().print(_grid(dict(_summary_rows(summary))))
+        print_codes(summary, show.screen())
+
+
+def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings) -> None:
+    """Show several campaigns side by side, and write the page of that."""
+    summaries: dict[str, Summary] = {}
+    seen: set[Path] = set()
+    for folder in folders:
+        whole = folder.resolve()
+        if whole in seen:
+            raise InvalidRequestError(f"{folder} is given twice")
+        seen.add(whole)
+        found = _summary_of(folder, given)
+        if found.started_at is None:
+            show.note(f"Left out: {folder} was only planned, and nothing was requested")
+        else:
+            summaries[str(folder) if whole.name in summaries else whole.name] = found
+    if not summaries:
+        raise InvalidRequestError("none of these campaigns has requested anything yet")
+    comparison = compare(summaries)
+    if html is not None:
+        with needs("the page"):
+            from sampling_async.campaign._report import comparison_page  # noqa: PLC0415  Jinja2
+
+            show.write_page(html, comparison_page(comparison))
+    rows = comparison_json(comparison.to_dict())
+    if show.wanted.csv:
+        for night in rows["Nights"]:
+            show.emit_json({name: value for name, value in night.items() if name != "Codes"})
+    elif show.as_lines():
+        show.emit_json(rows)
+    else:
+        _print_comparison(comparison)
+
+
+def write_report(folder: Path, out: Path, given: Settings) -> None:
+    """Write the files of a campaign into a folder; what is not given is as the run had it."""
+    read_labels(given.labels)  # what is wrong with a file that was named now is an error
+    settings = given.over(_saved_of(folder))
+    campaign = Campaign(None, ledger=folder / LEDGER_NAME)
+    outcomes = ledger_of_outcomes(settings)
+    anyio.run(settle, campaign, outcomes)
+    write = partial(campaign.write, out, **file_options(folder, settings), outcomes=outcomes)
+    summary = anyio.run(write)
+    for text in filter(None, (ends_text(summary), summary.unknown_in_words)):
+        show.note(text)
+    show.note(f"Files: {out} (invites, pairs, summary.json, report.html)")
+
+
+def settle_unknown(folder: Path, given: Settings) -> None:
+    """Settle the unknown pairs of a campaign by the notifications of a store, and show what was found."""
+    outcomes = ledger_of_outcomes(given.over(_saved_of(folder)))
+    if outcomes is None:
+        raise InvalidRequestError("name the store of notifications: --notifications FILE|ADDRESS")
+    campaign = Campaign(None, ledger=folder / LEDGER_NAME)
+    found = anyio.run(campaign.settle, outcomes)
+    summary = anyio.run(campaign.summary)
+    if show.as_lines():
+        by_kind = {str(kind): count for kind, count in found.by_kind().items()}
+        counts = {"Unknown": summary.pairs.unknown, "Settled": summary.settled, "New": len(found.settled)}
+        show.emit_json(counts | {"ByKind": by_kind, "Unclear": found.unclear})
+        return
+    new = ", ".join(f"{count:,} by {kind} notifications" for kind, count in found.by_kind().items())
+    show.note(summary.unknown_in_words or f"{summary.pairs.unknown:,} unknown, none settled")
+    show.note(f"New: {new or 'none'}")
+    if found.unclear:
+        show.note(f"{count_of(found.unclear, 'notification')} fit several pairs, and settle none")
+
+
+def _summary_of(folder: Path, given: Settings | None = None) -> Summary:
+    """Return the summary of a campaign, which must have a plan; with `given`, what its invites have brought."""
+    saved = _saved_of(folder)
+    outcomes = None if given is None else ledger_of_outcomes(given.over(saved))
+    return anyio.run(Campaign(None, ledger=folder / LEDGER_NAME).summary, outcomes)
+
+
+def _saved_of(folder: Path) -> Settings:
+    def saved(ledger: CampaignLedger) -> Settings:
+        _require_plan(ledger, folder)
+        return saved_in(ledger)
+
+    return with_ledger(ledger_in(folder), saved, reads=True)
+
+
+def _require_plan(ledger: CampaignLedger, folder: Path) -> None:
+    if not ledger.plan:
+        raise InvalidRequestError(f"the ledger in {folder} has no plan: making it was cut off")
+
+
+def file_options(folder: Path, settings: Settings) -> dict[str, Any]:
+    """Return how the files of the campaign in `folder` are written: arguments of `Campaign.write`."""
+    title, kind = f"Campaign {folder.resolve().name}", settings.format or "parquet"
+    try:
+        labels = read_labels(settings.labels)
+    except InvalidRequestError as exc:
+        # Of a run, it may have gone since: names are no reason to do without the report.
+        show.note(f"The report shows IDs: {exc}")
+        labels = {}
+    return {"partitions": settings.partition or (), "kind": kind, "title": title, "labels": labels}
+
+
+def ledger_of_outcomes(settings: Settings) -> OutcomeLedger | None:
+    return None if settings.notifications is None else OutcomeLedger(existing_store(settings.notifications))
+
+
+async def settle(campaign: Campaign, outcomes: OutcomeLedger | None) -> None:
+    """Record invites in a store, if there is one, and settle unknown pairs by it, if both can be written."""
+    try:
+        if outcomes is not None:
+            await campaign.settle(outcomes)
+    except (LedgerError, StoreError) as exc:
+        show.note(f"Invites are not recorded, and unknown pairs not settled: {exc}")

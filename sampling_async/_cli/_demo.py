@@ -25,7 +25,7 @@ from sampling_async.routing import Route, SurveyRouter
 from sampling_async.simulator import AGE_BANDS, Fault, Latency, Notifying, Simulator, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Iterable
     from pathlib import Path
 
     from sampling_async.campaign import CampaignRun
@@ -165,6 +165,12 @@ async def run_day(demo: Demo) -> Findings:
             # In the morning: with what the invites have brought.
             summary = await campaign.write(demo.folder, title="A day with the simulator", outcomes=ledger)
         funnel = await ledger.funnel()
+    # The links of clicks as outcomes, for the comparison with the service.
+    links = [
+        InviteOutcome(code, route.invite.quota_id, "invited", route.invite, result_code=1)
+        for code, route in clicks
+        if route.invite is not None and not route.is_repeat
+    ]
     posted = Counter(posting.kind for posting in outbox.told)
     return Findings(
         inventory=inventory,
@@ -175,7 +181,7 @@ async def run_day(demo: Demo) -> Findings:
         clicks=[route for _, route in clicks],
         received=(sum(quota.completed for quota in funnel), sum(quota.terminated for quota in funnel)),
         revenue=float(sum(quota.revenue for quota in funnel)),
-        verdict=simulator.ledger.check([*outcomes, *_outcomes_of(clicks)]),
+        verdict=simulator.ledger.check([*outcomes, *links]),
         invites=len(simulator.ledger.invites),
         posted=(posted["completion"], posted["terminate"]),
         unheard=sum(posting.kind in ENDS for posting in outbox.unheard),
@@ -191,15 +197,6 @@ async def _click(router: SurveyRouter, members: Iterable[SimulatedMember]) -> li
         await twice[0].entered()
         clicks += [(each.member_code, route) for route in twice]
     return clicks
-
-
-def _outcomes_of(clicks: Iterable[tuple[str, Route]]) -> Iterator[InviteOutcome]:
-    """Yield the links of clicks as outcomes, for the comparison with the service."""
-    for code, route in clicks:
-        if (invite := route.invite) is not None and not route.is_repeat:
-            yield InviteOutcome(
-                member_code=code, quota_id=invite.quota_id, status="invited", invite=invite, result_code=1
-            )
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._campaign_view import pairs_json
 from sampling_async._cli._demo import ENDS, PER_MEMBER, Demo, Findings, run_day
 from sampling_async._cli._service import quotas_table
 from sampling_async._cli._tally import STATUSES
@@ -64,29 +63,26 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
     )
     inventory, plan, summary = findings.inventory, findings.plan, findings.summary
     latency, (completed, terminated) = findings.latency, findings.received
-    console.print(
-        Panel(title, border_style="cyan", expand=False),
-        "",
-        quotas_table(inventory.surveys[:_SHOWN_SURVEYS], console.width),
-        "",
-        _pairs(
-            Inventory=f"{len(inventory.surveys):,} surveys, {_quotas_in(inventory):,} open quotas, watched",
-            Panel=f"{plan.members:,} members of panel.jsonl, {plan.matched:,} of them match quotas",
-            Plan=f"{plan.pairs:,} pairs in {plan.requests:,} requests, at most {PER_MEMBER} for each member",
-            Invites=f"{_share(summary.success_rate)} of the requested pairs ended in an invite: "
-            f"{summary.pairs.invited:,} invites, {summary.invites_per_request:.1f} a request, "
-            f"expected value {summary.expected_value or 0:,.0f} (price x IR)",
-            Speed=f"{summary.active_seconds:.1f} s, {latency.count:,} bulk requests: "
-            + "  ".join(f"{name} {getattr(latency, name) * 1000:.0f} ms" for name in _PERCENTILES),
-            Surveys=f"{completed:,} completes worth {findings.revenue:,.2f}, {terminated:,} terminates",
-            Clicks=f"{len(findings.clicks):,} on the partner's page, two at a time: {findings.links:,} links, "
-            f"{findings.without_link:,} clicks without one",
-            Recontact=f"{sum(findings.recontacts.values()):,} member codes of "
-            f"{len(findings.recontacts):,} quotas",
-        ),
-        "",
-        sep="\n",
-    )
+    texts = {
+        "Inventory": f"{len(inventory.surveys):,} surveys, {_quotas_in(inventory):,} open quotas, watched",
+        "Panel": f"{plan.members:,} members of panel.jsonl, {plan.matched:,} of them match quotas",
+        "Plan": f"{plan.pairs:,} pairs in {plan.requests:,} requests, at most {PER_MEMBER} for each member",
+        "Invites": f"{_share(summary.success_rate)} of the requested pairs ended in an invite: "
+        f"{summary.pairs.invited:,} invites, {summary.invites_per_request:.1f} a request, "
+        f"expected value {summary.expected_value or 0:,.0f} (price x IR)",
+        "Speed": f"{summary.active_seconds:.1f} s, {latency.count:,} bulk requests: "
+        + "  ".join(f"{name} {getattr(latency, name) * 1000:.0f} ms" for name in _PERCENTILES),
+        "Surveys": f"{completed:,} completes worth {findings.revenue:,.2f}, {terminated:,} terminates",
+        "Clicks": f"{len(findings.clicks):,} on the partner's page, two at a time: {findings.links:,} links, "
+        f"{findings.without_link:,} clicks without one",
+        "Recontact": f"{sum(findings.recontacts.values()):,} member codes of "
+        f"{len(findings.recontacts):,} quotas",
+    }
+    grid = Table.grid(Column(style="bold", min_width=9), padding=(0, 2))
+    for label, words in texts.items():
+        grid.add_row(label, show.plain(words))
+    surveys = quotas_table(inventory.surveys[:_SHOWN_SURVEYS], console.width)
+    console.print(Panel(title, border_style="cyan", expand=False), "", surveys, "", grid, "", sep="\n")
     table = show.new_table("Code", "Result", "Quota IDs", "Share", "", right=("Code", "Quota IDs", "Share"))
     for each in summary.codes:
         number, name = str(each.result_code or ""), show.plain(each.result or "no result code")
@@ -96,13 +92,6 @@ def print_findings(console: Console, findings: Findings, demo: Demo) -> None:
     console.print(table, "", _comparison(findings))
     report = Text.assemble(("Report     ", "bold"), (str(demo.folder / "report.html"), "cyan"))
     console.print(report, soft_wrap=True)
-
-
-def _pairs(**texts: str) -> Table:
-    grid = Table.grid(Column(style="bold", min_width=9), padding=(0, 2))
-    for name, text in texts.items():
-        grid.add_row(name, show.plain(text))
-    return grid
 
 
 def _share(part: float) -> str:
@@ -151,7 +140,7 @@ def findings_json(demo: Demo, findings: Findings) -> dict[str, Any]:
         "Members": demo.members,
         "Surveys": len(findings.inventory.surveys),
         "Quotas": _quotas_in(findings.inventory),
-        "Pairs": pairs_json(summary.pairs),
+        "Pairs": show.fields_of(summary.pairs),
         "Outcomes": {status: getattr(summary.pairs, status) for status in STATUSES},
         "ResultCodes": [
             {"ResultCode": each.result_code, "Result": each.result, "QuotaIDs": each.pairs}

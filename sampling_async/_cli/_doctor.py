@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import anyio
@@ -68,15 +68,13 @@ _SHOWN: Final[Mapping[Verdict, tuple[str, str]]] = {
 def doctor(
     service: ServiceOptions,
     *,
-    store: Annotated[
-        str | None,
-        option("FILE|ADDRESS", "The store of `notifications serve`, to compare its URLs with the operator's."),
-    ] = None,
-    public_url: Annotated[
-        str | None,
-        option("URL", "The address of your receiver, as for `notifications serve`; with --store."),
-    ] = None,
-    quiet: Annotated[bool, flag("Show only what is not in order.", "--quiet", "-q")] = False,
+    store: str | None = option(
+        "FILE|ADDRESS", "The store of `notifications serve`, to compare its URLs with the operator's."
+    ),
+    public_url: str | None = option(
+        "URL", "The address of your receiver, as for `notifications serve`; with --store."
+    ),
+    quiet: bool = flag("Show only what is not in order.", "--quiet", "-q"),
 ) -> None:
     """Check all between this machine and the service: address, TLS, proxy, key, panel, settings, speed.
 
@@ -175,7 +173,8 @@ class DoctorRun:
         async with aclosing(self._session(self.key)) as session:
             own = await self._send(session)
             failed = judge.failure(own.problem, self.proxy) if own.problem else None
-            for passed in (self._proxy(), self._tls(own), judge.service(own)):
+            tls = judge.tls(self.base_url.scheme, own.certificate, datetime.now(UTC))
+            for passed in (self._proxy(), tls, judge.service(own)):
                 yield (finding := failed if failed and failed.check == passed.check else passed)
                 if finding.verdict == "fail":
                     return
@@ -211,11 +210,6 @@ class DoctorRun:
             return Finding("Proxy", "warn" if unused else "skipped", f"none is used{unused}")
         what = "opens a tunnel (CONNECT)" if self.base_url.scheme == "https" else "takes connections"
         return Finding("Proxy", "ok", f"{self.proxy.host}:{self.proxy.port} {what}")
-
-    def _tls(self, own: ProbeResponse) -> Finding:
-        if self.base_url.scheme != "https":
-            return Finding("TLS", "skipped", "the address is http")
-        return judge.tls(own.certificate, datetime.now(UTC))
 
     async def _key(self, own: ProbeResponse, settings: PartnerSettings | None) -> Finding:
         if not self.key.reveal():

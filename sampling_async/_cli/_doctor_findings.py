@@ -149,8 +149,10 @@ def failure(problem: str, proxy: Proxy | None) -> Finding:
     return Finding(check, "fail", f"{where}{problem}", remedy)
 
 
-def tls(certificate: Mapping[str, Any], now: datetime) -> Finding:
+def tls(scheme: str, certificate: Mapping[str, Any], now: datetime) -> Finding:
     """Judge the end of a certificate that was verified, so that it is valid now."""
+    if scheme != "https":
+        return Finding("TLS", "skipped", "the address is http")
     if "notAfter" not in certificate:
         return Finding("TLS", "ok", "the certificate is trusted")
     end = datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), UTC)

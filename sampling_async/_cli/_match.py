@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, loaded
-from sampling_async._cli._files import RATES_HELP, bands_file, read_bands, read_rates
-from sampling_async._cli._labels import LABELS_HELP
+from sampling_async._cli._files import LABELS_HELP, RATES_HELP, bands_file, read_bands, read_rates
 from sampling_async._cli._options import argument, given, takes
 from sampling_async.matching import MatchPolicy, QuestionKinds
 
@@ -137,14 +136,11 @@ class MatchOptions:
 def match(
     service: ServiceOptions,
     options: MatchOptions,
-    members: Annotated[
-        str,
-        argument(
-            "PANEL",
-            "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
-            "member. The names of its columns are question IDs.",
-        ),
-    ],
+    members: str = argument(
+        "PANEL",
+        "A file (.parquet, .csv, .jsonl or .ndjson) or a DuckDB query (SELECT ...) with one row per "
+        "member. The names of its columns are question IDs.",
+    ),
 ) -> None:
     """Match a whole panel with the open quotas: count the members of each quota, or list their best quotas.
 
@@ -155,4 +151,4 @@ def match(
     exclude_surveys, participations and, for --allocate, invites_left. An
     unanswered question is empty or null.
     """
-    loaded("match", "_match_run").MatchRun(service, members, options).run()
+    loaded("match", "_match_run", "sampling_async.matching.panel").MatchRun(service, members, options).run()

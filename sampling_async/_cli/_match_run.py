@@ -1,36 +1,37 @@
-"""One run of `match`: a panel in a file against an inventory, and what is shown of the result."""
+"""One run of `match`: a panel in a file against an inventory, what is shown of the result, and its files."""
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import sys
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, evolve
 
-from sampling_async import InvalidRequestError
-from sampling_async._cli import _panel_files as written
+from sampling_async import DecodeError, InvalidRequestError, Quotas, Survey, from_json
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import needs
-from sampling_async._cli._files import check_place, read_rates
-from sampling_async._cli._labels import read_labels
+from sampling_async._cli._files import check_place, read_labels, read_rates
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.currencies import PLACES_ALONE, not_compared
 from sampling_async._contract.records import wire_name
+from sampling_async._private_files import written_whole
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
-from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS
+from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS, alike, is_query
 from sampling_async.matching.panel import _files as files
 from sampling_async.matching.panel._arrow import pa, pc
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from rich.table import Table
 
-    from sampling_async import Quotas, Survey
     from sampling_async._cli._connection import ServiceOptions
     from sampling_async._cli._match import MatchOptions
     from sampling_async.matching import Output
@@ -134,9 +135,9 @@ class MatchRun:
         options = self._options
         # All options are checked before the first request and before any reading, which may take long.
         wanted, renamed = options.wanted(), options.renamed(_OTHERS)
-        kinds = options.kinds(None if files.is_query(self._panel) else Path(self._panel))
+        kinds = options.kinds(None if is_query(self._panel) else Path(self._panel))
         if options.output is not None:
-            written.check_output(options.output, self._panel, options.inventory)
+            check_output(options.output, self._panel, options.inventory)
         if options.html is not None:
             check_place("--html", options.html)
             read_rates(options.currency_rates)
@@ -144,7 +145,7 @@ class MatchRun:
         if options.inventory is None:
             inventory: Quotas | tuple[Survey, ...] = self._service.call(lambda client: client.get_quotas())
         else:
-            inventory = written.read_inventory(options.inventory)
+            inventory = read_inventory(options.inventory)
         index = QuotaIndex(inventory, kinds=kinds, policy=options.policy)
         matcher = PanelMatcher(index, _comparing(wanted, index))
         names = _OTHERS | {str(question_id) for question_id in matcher.questions}
@@ -200,17 +201,11 @@ class MatchRun:
     def _output(self, results: Iterator[Any], matcher: PanelMatcher, followed: Followed) -> None:
         options = self._options
         if options.output is not None:
-            written.write(results, matcher.schema, options.output)
+            write(results, matcher.schema, options.output)
         elif options.html is not None and not (show.wanted.json or show.wanted.csv):
             return  # the page is all
-        elif show.wanted.csv:
-            for batch in results:
-                for row in batch.rename_columns(list(map(wire_name, batch.schema.names))).to_pylist():
-                    show.emit_json(row)
-            show.emit_head(matcher.schema.names)
         elif show.as_lines():
-            for line in written.lines(results, only_ascii=sys.stdout.isatty()):
-                show.emit(line)
+            show.emit_rows(_rows(results), matcher.schema.names)
         elif isinstance(matcher.output, Counts):
             show_counts(results, followed)
         elif isinstance(matcher.output, Sample):
@@ -252,7 +247,7 @@ class MatchRun:
 
     @property
     def _name(self) -> str:
-        return "the query" if files.is_query(self._panel) else self._panel
+        return "the query" if is_query(self._panel) else self._panel
 
 
 def _advice(columns: tuple[str, ...], questions: tuple[int, ...]) -> str:
@@ -267,6 +262,15 @@ def _advice(columns: tuple[str, ...], questions: tuple[int, ...]) -> str:
         for word in sorted(words & plain.keys())[:1]
     ]
     return " ".join(guessed)
+
+
+def _comparing(wanted: Output, index: QuotaIndex) -> Output:
+    """Return what is wanted; say once if prices cannot be compared."""
+    currencies = {target.survey.price.currency_id for target in index.quota_ids.targets()}
+    if not isinstance(wanted, Allocate) or not wanted.counts_prices_alike(currencies):
+        return wanted
+    show.warn(not_compared(currencies))
+    return evolve(wanted, currency_rates=PLACES_ALONE)
 
 
 def must_be_distinct(batches: Iterable[Any]) -> None:
@@ -304,10 +308,110 @@ class Followed:
             raise InvalidRequestError("the panel has no members")
 
 
-def _comparing(wanted: Output, index: QuotaIndex) -> Output:
-    """Return what is wanted; say once if prices cannot be compared."""
-    currencies = {target.survey.price.currency_id for target in index.quota_ids.targets()}
-    if not isinstance(wanted, Allocate) or not wanted.counts_prices_alike(currencies):
-        return wanted
-    show.warn(not_compared(currencies))
-    return evolve(wanted, currency_rates=PLACES_ALONE)
+# --- Inventories in files
+
+_DOCUMENT: Final = re.compile(rb'"Surveys"\s*:')
+_HEAD_BYTES: Final = 4096
+_WAY_OUT: Final = "write one with `sampling-async quotas --json > FILE`"
+
+
+def read_inventory(file: Path) -> tuple[Survey, ...]:
+    """Return the surveys of a file that `quotas` wrote, with or without `--json`; - for stdin."""
+    is_stdin = str(file) == "-"
+    name = "stdin" if is_stdin else str(file)
+    try:
+        body = sys.stdin.buffer.read() if is_stdin else file.read_bytes()
+        # PowerShell writes UTF-16, which begins with one of these two byte order marks.
+        body = body.decode(json.detect_encoding(body)).encode() if body[:1] in {b"\xff", b"\xfe"} else body
+    except OSError as exc:
+        raise InvalidRequestError(f"{name}: {exc.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{name} is neither UTF-8 nor UTF-16; {_WAY_OUT}") from None
+    body = body.removeprefix(b"\xef\xbb\xbf")
+    if not body.strip():
+        raise InvalidRequestError(f"{name} is empty; {_WAY_OUT}")
+    # A document has "Surveys" near its beginning. Otherwise the first line shows whether these are lines.
+    if _DOCUMENT.search(body, 0, _HEAD_BYTES) is None and _begins_with_a_survey(body):
+        return tuple(_surveys(name, body))
+    try:
+        return from_json(Quotas, body).surveys
+    except DecodeError as exc:
+        raise InvalidRequestError(f"{name} is not an inventory: {exc}; {_WAY_OUT}") from None
+
+
+def _begins_with_a_survey(body: bytes) -> bool:
+    try:
+        first: Any = json.loads(body.lstrip().partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and "Surveys" not in first
+
+
+def _surveys(name: str, body: bytes) -> Iterator[Survey]:
+    for number, line in enumerate(body.split(b"\n"), start=1):
+        if line.strip():
+            try:
+                yield from_json(Survey, line)
+            except DecodeError as exc:
+                raise InvalidRequestError(f"{name}, line {number} is not a survey: {exc}; {_WAY_OUT}") from None
+
+
+# --- Results in files
+
+csv: Final[Any] = import_module("pyarrow.csv")
+pq: Final[Any] = import_module("pyarrow.parquet")
+
+OUTPUTS: Final = (".parquet", ".csv", ".jsonl")
+
+
+def check_output(output: Path, panel: str, inventory: Path | None) -> None:
+    """Refuse a file that could not be written at the end, or that is one of those which are read."""
+    if output.suffix.lower() not in OUTPUTS:
+        raise InvalidRequestError(
+            f"--output must end in {', '.join(OUTPUTS)}, which sets the format, not {output}"
+        )
+    check_place("--output", output)
+    read = {"panel": None if is_query(panel) else Path(panel), "inventory": inventory}
+    for name, path in read.items():
+        if path is not None and path.exists() and output.exists() and output.samefile(path):
+            raise InvalidRequestError(f"--output {output} is the {name} itself")
+
+
+def write(batches: Iterable[Any], schema: Any, output: Path) -> None:
+    """Write results to a file, which appears only when it is complete."""
+    suffix = output.suffix.lower()
+    with written_whole(output) as path:
+        if suffix == ".jsonl":
+            with path.open("w", encoding="utf-8", newline="\n") as file:
+                for row in _rows(batches):
+                    file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+        elif suffix == ".parquet":
+            with pq.ParquetWriter(path, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+        else:
+            plain = pa.schema(
+                {each.name: pa.string() if pa.types.is_list(each.type) else each.type for each in schema}
+            )
+            with csv.CSVWriter(path, plain) as writer:
+                for batch in batches:
+                    # Lists become texts with blanks between the items.
+                    columns = [
+                        pa.array([" ".join(map(str, each)) for each in column.to_pylist()], pa.string())
+                        if pa.types.is_list(column.type)
+                        else column
+                        for column in batch.columns
+                    ]
+                    writer.write_batch(pa.record_batch(columns, schema=plain))
+
+
+def _rows(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield results row by row, with the contract's own names."""
+    for batch in batches:
+        yield from batch.rename_columns(list(map(wire_name, batch.schema.names))).to_pylist()
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
+    """Write a panel to Parquet, one row for each member, with the columns of the first row."""
+    table = pa.table({name: pa.array(alike([row[name] for row in rows])) for name in rows[0]})
+    write(table.to_batches(), table.schema, output)

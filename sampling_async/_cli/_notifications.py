@@ -9,16 +9,16 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from attrs import frozen
 from rich.text import Text
 
 from sampling_async._cli import _rendering as show
+from sampling_async._cli._commands import CommandGroup
 from sampling_async._cli._connection import ServiceOptions, fail
-from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import argument, flag, given, option, takes
+from sampling_async._cli._options import argument, flag, given, option
 from sampling_async._cli._stores import STORE, existing_store, is_new, store_at
 from sampling_async._cli._tally import DONE, INCOMPLETE, USAGE
 from sampling_async._contract.checks import count_of
@@ -40,7 +40,7 @@ from sampling_async.notifications._stores import run_once
 from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator
+    from collections.abc import Coroutine, Iterable
 
     from sampling_async import PartnerSettings
     from sampling_async.notifications import Fact
@@ -54,17 +54,10 @@ _POLL_SECONDS: Final = 0.5
 _PORT: Final = 8090
 _SERVED_AT: Final = f"http://127.0.0.1:{_PORT}"
 
-app: Final = typer.Typer(
-    cls=Group,
-    help="Receive the service's notifications, and look at what was received.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app: Final = CommandGroup("Receive the service's notifications, and look at what was received.")
 
-PublicURL = Annotated[
-    str | None, option("URL", "The address at which the operator reaches this, if it is another one.")
-]
-Only = Annotated[list[Kind] | None, option("KIND", "This kind only; may be given again.", "--kind")]
+PUBLIC_URL: Final = option("URL", "The address at which the operator reaches this, if it is another one.")
+KINDS: Final = option("KIND", "This kind only; may be given again.", "--kind")
 JSON: Final = "JSON lines, on a terminal too."
 
 
@@ -101,15 +94,14 @@ class Guard:
         )
 
 
-@app.command(cls=Command)
-@takes(guard=Guard, json=JSON)
+@app.takes(guard=Guard, json=JSON)
 def serve(
     guard: Guard,
     *,
-    store: STORE,
-    port: Annotated[int, option("N", "0 for a free one.", min=0, max=65535)] = _PORT,
-    host: Annotated[str, option("ADDRESS", "Where to listen.")] = "127.0.0.1",
-    public_url: PublicURL = None,
+    store: str = STORE,
+    port: int = option("N", "0 for a free one.", min=0, max=65535, default=_PORT),
+    host: str = option("ADDRESS", "Where to listen.", default="127.0.0.1"),
+    public_url: str | None = PUBLIC_URL,
 ) -> None:
     """Receive notifications until Ctrl-C, and store each one before it is acknowledged.
 
@@ -158,35 +150,32 @@ async def _serve(inbox: Inbox, store: SqlStore, host: str, port: int, public_url
             await uvicorn.Server(config).serve(sockets=[listener])
 
 
-@app.command("show", cls=Command)
-@takes(json=JSON, csv=True)
+@app.takes("show", json=JSON, csv=True)
 def show_facts(
     *,
-    store: STORE,
-    kind: Only = None,
-    everything: Annotated[bool, flag("Quota statuses that a newer one has replaced, too.", "--all")] = False,
+    store: str = STORE,
+    kind: list[Kind] | None = KINDS,
+    everything: bool = flag("Quota statuses that a newer one has replaced, too.", "--all"),
 ) -> None:
     """Show what was received: each fact once, however often it came."""
-    facts = (fact for fact in _facts(store, kind) if everything or fact.validity is not Validity.STALE)
-    _show(facts)
+    facts = existing_store(store).facts(kinds=kind or None)
+    _show(fact for fact in facts if everything or fact.validity is not Validity.STALE)
 
 
-@app.command(cls=Command)
-@takes(json=JSON, csv=True)
-def dead(*, store: STORE) -> None:
+@app.takes(json=JSON, csv=True)
+def dead(*, store: str = STORE) -> None:
     """Show the dead facts: their handler has given up. `replay` makes them pending again."""
-    _show(_facts(store, None, State.DEAD))
+    _show(existing_store(store).facts(state=State.DEAD))
 
 
-@app.command(cls=Command)
-@takes()
-def tail(*, store: STORE, kind: Only = None) -> None:
+@app.takes()
+def tail(*, store: str = STORE, kind: list[Kind] | None = KINDS) -> None:
     """Print facts as they come, a line of JSON each, until Ctrl-C."""
 
     async def follow() -> None:
         last = existing_store(store).last_id()
         while True:
-            for fact in _facts(store, kind, after=last):
+            for fact in existing_store(store).facts(kinds=kind or None, after=last):
                 last = fact.id
                 show.emit_json(_fact_json(fact))
             await asyncio.sleep(_POLL_SECONDS)
@@ -194,14 +183,13 @@ def tail(*, store: STORE, kind: Only = None) -> None:
     _until_ctrl_c(follow())
 
 
-@app.command(cls=Command)
-@takes(quiet=True)
+@app.takes(quiet=True)
 def replay(
-    fact_ids: Annotated[
-        list[int] | None, argument("IDS", "Facts to handle again, handled ones too.", min=1)
-    ] = None,
+    fact_ids: list[int] | None = argument(
+        "IDS", "Facts to handle again, handled ones too.", min=1, default=None
+    ),
     *,
-    store: STORE,
+    store: str = STORE,
 ) -> None:
     """Make facts pending again: those named, or all dead ones."""
     count = run_once(existing_store(store), lambda opened: opened.replay(fact_ids))
@@ -209,14 +197,13 @@ def replay(
     raise typer.Exit(DONE if count or not fact_ids else INCOMPLETE)
 
 
-@app.command(cls=Command)
-@takes(quiet=True)
+@app.takes(quiet=True)
 def prune(
     *,
-    store: STORE,
-    days: Annotated[
-        float, option("DAYS", "Days for which receipts are kept.", "--older-than", min=0, max=36_500)
-    ] = 30,
+    store: str = STORE,
+    days: float = option(
+        "DAYS", "Days for which receipts are kept.", "--older-than", min=0, max=36_500, default=30
+    ),
 ) -> None:
     """Delete the receipts of hits that are older than some days.
 
@@ -228,17 +215,15 @@ def prune(
     show.note(f"Receipts deleted: {count:,}")
 
 
-@app.command(cls=Command)
-@takes(service=ServiceOptions, json=JSON)
+@app.takes(service=ServiceOptions, json=JSON)
 def settings(
     service: ServiceOptions,
     *,
-    store: STORE,
-    public_url: PublicURL = None,
-    rotate: Annotated[
-        bool,
-        flag("Make new secrets first. The last ones stay valid; restart `serve` to have both.", "--rotate"),
-    ] = False,
+    store: str = STORE,
+    public_url: str | None = PUBLIC_URL,
+    rotate: bool = flag(
+        "Make new secrets first. The last ones stay valid; restart `serve` to have both.", "--rotate"
+    ),
 ) -> None:
     """Show the five URLs to enter at the operator, and whether its settings have them.
 
@@ -278,12 +263,6 @@ def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
     if kind is Kind.QUOTA_STATUS and found.quota_notifications_enabled is False:
         return "Quota Notifications Enabled is False"
     return "same" if comparable(value) == comparable(url) else "another URL"
-
-
-def _facts(
-    store: str, kinds: list[Kind] | None, state: State | None = None, *, after: int = 0
-) -> Iterator[Fact[Any]]:
-    yield from existing_store(store).facts(kinds=kinds or None, state=state, after=after)
 
 
 def _show(facts: Iterable[Fact[Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from functools import wraps
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import typer
 from attrs import field, fields
@@ -34,32 +34,39 @@ def beyond(value: float, *, is_count: bool) -> str:
     return "is too close to 0" if 0 < abs(value) < least else ""
 
 
-def option(metavar: str, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """Return an option with a value; `panel` is the part of the help in which it stands."""
-    return typer.Option(*names, help=help_text, metavar=metavar, rich_help_panel=panel, **more)
+def option(
+    metavar: str, help_text: str, *names: str, default: Any = None, panel: str | None = None, **more: Any
+) -> Any:
+    """Return an option with a value, ... as its default for one that is needed.
+
+    `panel` is the part of the help in which it stands.
+    """
+    return typer.Option(default, *names, help=help_text, metavar=metavar, rich_help_panel=panel, **more)
 
 
-def flag(help_text: str, *names: str, **more: Any) -> Any:
+def flag(help_text: str, *names: str, default: bool = False, **more: Any) -> Any:
     """Return an option without a value. An empty metavar keeps the type out of the help."""
-    return option("", help_text, *names, **more)
+    return option("", help_text, *names, default=default, **more)
 
 
 def given(metavar: str, help_text: str, *names: str, default: Any = None, **more: Any) -> Any:
     """Return a field of a group of options, see `takes`: an option with its default."""
-    return field(default=default, metadata={_OPTION: option(metavar, help_text, *names, **more)})
+    made = option(metavar, help_text, *names, default=default, **more)
+    return field(default=default, metadata={_OPTION: made})
 
 
-def argument(metavar: str, help_text: str, **more: Any) -> Any:
-    return typer.Argument(help=help_text, metavar=metavar, **more)
+def argument(metavar: str, help_text: str, *, default: Any = ..., **more: Any) -> Any:
+    """Return an argument, needed if it has no default."""
+    return typer.Argument(default, help=help_text, metavar=metavar, **more)
 
 
-MemberCode = Annotated[str, argument("MEMBER", "The member's code in your panel.")]
+MEMBER: Final = argument("MEMBER", "The member's code in your panel.")
 JSON_LINES: Final = "Print JSON lines, on a terminal too."
 
 
 def _flag_of_many(name: str, help_text: str, *names: str) -> inspect.Parameter:
-    annotation = Annotated[bool, flag(help_text, *names)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=False)
+    made = flag(help_text, *names)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=bool, default=made)
 
 
 _QUIET: Final = _flag_of_many(
@@ -111,13 +118,13 @@ def takes(
 
 
 def _parameters(cls: type[Any]) -> list[inspect.Parameter]:
-    hints, annotated = get_type_hints(cls), cast("Any", Annotated)
+    hints = get_type_hints(cls)
     return [
         inspect.Parameter(
             each.name,
             inspect.Parameter.KEYWORD_ONLY,
-            annotation=annotated[hints[each.name], each.metadata[_OPTION]],
-            default=each.default,
+            annotation=hints[each.name],
+            default=each.metadata[_OPTION],
         )
         for each in fields(cls)
         if _OPTION in each.metadata

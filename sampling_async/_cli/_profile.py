@@ -5,36 +5,30 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
-from attrs import fields
+from attrs import asdict
 
 from sampling_async import InvalidRequestError, OutagePolicy, RetryPolicy, Timeouts
 from sampling_async._cli import _rendering as show
+from sampling_async._cli._commands import CommandGroup
 from sampling_async._cli._connection import asked_key, fail, names_of_profiles, somebody_is_there
-from sampling_async._cli._help import Command, Group
-from sampling_async._cli._options import JSON_LINES, argument, flag, option, takes
+from sampling_async._cli._options import JSON_LINES, argument, flag, option
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._profiles.file import BEGIN, add_profile, profiles_file, read_profile, read_profiles
 from sampling_async._profiles.record import CHOSEN, PanelProfile
 from sampling_async._wire.address import Secret, guid_of
 
-app: Final = typer.Typer(
-    cls=Group,
-    help=(
-        "Settings of several panels in one file, chosen with --profile NAME or SAMPLING_PROFILE. The file is "
-        "SAMPLING_PROFILES, or profiles.toml in your folder of settings; it never holds a key."
-    ),
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+app: Final = CommandGroup(
+    "Settings of several panels in one file, chosen with --profile NAME or SAMPLING_PROFILE. The file is "
+    "SAMPLING_PROFILES, or profiles.toml in your folder of settings; it never holds a key."
 )
 
-Name = Annotated[str, argument("NAME", "A profile.", autocompletion=names_of_profiles)]
+NAME: Final = argument("NAME", "A profile.", autocompletion=names_of_profiles)
 
 
-@app.command("list", cls=Command)
-@takes(json=JSON_LINES, csv=True)
+@app.takes("list", json=JSON_LINES, csv=True)
 def list_profiles() -> None:
     """List the profiles of the file, where each one's key is, and what is wrong in one."""
     profiles = read_profiles()
@@ -65,9 +59,8 @@ def list_profiles() -> None:
     screen.print(show.plain(f"These profiles are in {profiles_file()}", "dim"), soft_wrap=True)
 
 
-@app.command("show", cls=Command)
-@takes(json=JSON_LINES)
-def show_profile(name: Name) -> None:
+@app.takes("show", json=JSON_LINES)
+def show_profile(name: str = NAME) -> None:
     """Show the settings of a profile, and whether its key is where it says."""
     profile = read_profile(name)
     if show.as_lines():
@@ -77,21 +70,17 @@ def show_profile(name: Name) -> None:
         show.print_pairs((label, show.plain(str(value))) for label, value in rows.items())
 
 
-@app.command("add", cls=Command)
-@takes(quiet=True)
+@app.takes("add", quiet=True)
 def add(
-    name: Annotated[str, argument("NAME", "The name of the new profile, such as us.")],
+    name: str = argument("NAME", "The name of the new profile, such as us."),
     *,
-    base_url: Annotated[str | None, option("URL", "The address of the service.")] = None,
-    panel: Annotated[str | None, option("GUID", "The PanelGUID.")] = None,
-    key_variable: Annotated[
-        str | None,
-        option("VARIABLE", "The environment variable that has the key. Default: SAMPLING_API_KEY_ and NAME."),
-    ] = None,
-    keyring: Annotated[bool, flag("The key is in the keyring of the system.", "--keyring")] = False,
-    allow_http: Annotated[
-        bool, flag("Allow plain http, which sends the key unencrypted.", "--allow-http")
-    ] = False,
+    base_url: str | None = option("URL", "The address of the service."),
+    panel: str | None = option("GUID", "The PanelGUID."),
+    key_variable: str | None = option(
+        "VARIABLE", "The environment variable that has the key. Default: SAMPLING_API_KEY_ and NAME."
+    ),
+    keyring: bool = flag("The key is in the keyring of the system.", "--keyring"),
+    allow_http: bool = flag("Allow plain http, which sends the key unencrypted.", "--allow-http"),
 ) -> None:
     """Add a profile to the file, and make the file if there is none.
 
@@ -128,9 +117,8 @@ def _asked(given: str | None, its_option: str, question: str, default: str | Non
     return default
 
 
-@app.command("set-key", cls=Command)
-@takes(quiet=True)
-def set_key(name: Name) -> None:
+@app.takes("set-key", quiet=True)
+def set_key(name: str = NAME) -> None:
     """Store a profile's key in the keyring of the system, in place of an earlier one.
 
     You type the key, and it is not shown. Without a terminal, it is
@@ -141,9 +129,8 @@ def set_key(name: Name) -> None:
     show.note(f"The keyring has the key of {profile.account}")
 
 
-@app.command("forget-key", cls=Command)
-@takes(quiet=True)
-def forget_key(name: Name) -> None:
+@app.takes("forget-key", quiet=True)
+def forget_key(name: str = NAME) -> None:
     """Remove a profile's key from the keyring of the system."""
     profile = _with_keyring(name)
     if not profile.forget_key():
@@ -184,12 +171,12 @@ def _given(policy: Timeouts | RetryPolicy | OutagePolicy | None) -> dict[str, An
     """Return what a table of the profile sets, without the values that are defaults."""
     if policy is None:
         return None
-    default = type(policy)()
-    names = [
-        each.name for each in fields(type(policy)) if getattr(policy, each.name) != getattr(default, each.name)
-    ]
-    values = {name: getattr(policy, name) for name in names}
-    return {name: sorted(each) if isinstance(each, frozenset) else each for name, each in values.items()}
+    default, values = asdict(type(policy)(), recurse=False), asdict(policy, recurse=False)
+    return {
+        name: sorted(value) if isinstance(value, frozenset) else value
+        for name, value in values.items()
+        if value != default[name]
+    }
 
 
 def _state(profile: PanelProfile) -> str:

@@ -100,11 +100,11 @@ def emit_head(names: Iterable[str]) -> None:
         _emit_names(map(wire_name, names))
 
 
-def emit_rows(records: Iterable[Any], names: str) -> None:
-    """Write a row for each record, of these attributes."""
-    for record in records:
-        emit_json(fields_of(record, names))
-    emit_head(names.split())
+def emit_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
+    """Write rows that have these columns."""
+    for row in rows:
+        emit_json(row)
+    emit_head(names)
 
 
 def _emit_names(names: Iterable[str]) -> None:
@@ -132,8 +132,13 @@ def _cell(value: object) -> str:
 
 def fields_of(record: Any, names: str = "") -> dict[str, Any]:
     """Return attributes of a record for JSON, by the contract's names; times are ISO 8601, amounts floats."""
-    names = names or " ".join(each.name for each in fields(type(record)))
-    return {wire_name(name): jsonable(getattr(record, name)) for name in names.split()}
+    return {
+        wire_name(name): jsonable(getattr(record, name)) for name in names.split() or names_of(type(record))
+    }
+
+
+def names_of(cls: type[Any]) -> list[str]:
+    return [each.name for each in fields(cls)]
 
 
 def jsonable(value: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path  # noqa: TC003  typer reads annotations when it runs
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 from attrs import evolve
@@ -14,21 +14,20 @@ from rich.text import Text
 from sampling_async import DecodeError, to_json
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, fail, needs
-from sampling_async._cli._files import RATES_HELP, read_rates
-from sampling_async._cli._labels import LABELS_HELP, read_labels
-from sampling_async._cli._options import JSON_LINES, MemberCode, argument, flag, option, takes
+from sampling_async._cli._files import LABELS_HELP, RATES_HELP, read_labels, read_rates
+from sampling_async._cli._options import JSON_LINES, MEMBER, argument, flag, option, takes
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.records import QUOTA_COLUMNS, quota_rows, wire_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from rich.table import Table
 
-    from sampling_async import Quota, Quotas, RecontactStream, SamplingClient, Setting, Survey
+    from sampling_async import Quota, Quotas, RecontactStream, SamplingClient, Survey
 
-QuotaID = Annotated[int, argument("ID", "A quota ID, as `quotas` shows it.", min=1)]
+QUOTA_ID: Final = argument("ID", "A quota ID, as `quotas` shows it.", min=1)
 _SURVEY_COLUMNS: Final = (
     ("Survey", 0),
     ("Wave", 8),
@@ -47,21 +46,18 @@ _SURVEY_COLUMNS: Final = (
 def quotas(
     service: ServiceOptions,
     *,
-    routables: Annotated[
-        bool,
-        flag(
-            "Include conditions on routable questions, or leave them out.",
-            "--routables/--no-routables",
-            show_default=False,
-        ),
-    ] = True,
-    survey: Annotated[int | None, option("ID", "Show only this survey, with its quotas.", min=1)] = None,
-    currency_rates: Annotated[Path | None, option("FILE", f"{RATES_HELP} For the table and --html.")] = None,
-    labels: Annotated[Path | None, option("FILE", f"{LABELS_HELP} For the table of --survey.")] = None,
-    html: Annotated[
-        Path | None,
-        option("FILE", "Write a page: price by LOI by IR, what a minute is worth. With a panel: see `match`."),
-    ] = None,
+    routables: bool = flag(
+        "Include conditions on routable questions, or leave them out.",
+        "--routables/--no-routables",
+        show_default=False,
+        default=True,
+    ),
+    survey: int | None = option("ID", "Show only this survey, with its quotas.", min=1),
+    currency_rates: Path | None = option("FILE", f"{RATES_HELP} For the table and --html."),
+    labels: Path | None = option("FILE", f"{LABELS_HELP} For the table of --survey."),
+    html: Path | None = option(
+        "FILE", "Write a page: price by LOI by IR, what a minute is worth. With a panel: see `match`."
+    ),
 ) -> None:
     """Show the open inventory: surveys and their quotas. In a pipe, each survey is a line of JSON.
 
@@ -78,7 +74,11 @@ def quotas(
 
             show.write_page(html, inventory_page(surveys, currency_rates=rates))
     if show.wanted.csv:
-        _emit_quotas(inventory, surveys)
+        named = (
+            {wire_name(name): show.jsonable(value) for name, value in row.items()}
+            for row in quota_rows(inventory, surveys)
+        )
+        show.emit_rows(named, QUOTA_COLUMNS)
     elif show.wanted.json:
         show.emit_all([evolve(inventory, surveys=surveys)])
     elif html is not None:
@@ -98,15 +98,24 @@ def quotas(
 @takes(service=ServiceOptions, json=JSON_LINES, csv=True)
 def settings(service: ServiceOptions) -> None:
     """Show the panel's settings; the reference data key is masked."""
-    found = service.call(lambda client: client.get_settings())
+    found = [
+        each if each.value is None or not each.is_secret else evolve(each, value="<hidden>")
+        for each in service.call(lambda client: client.get_settings())
+    ]
     if show.as_lines():
-        show.emit_all(map(_masked, found))
+        show.emit_all(found)
     else:
-        show.print_pairs(_setting_pairs(found))
+        show.print_pairs(
+            (
+                show.plain(each.name).plain,
+                show.plain("not set", "dim") if each.value is None else show.plain(each.value),
+            )
+            for each in found
+        )
 
 
 @takes(service=ServiceOptions, json=JSON_LINES)
-def invite(service: ServiceOptions, member_code: MemberCode, quota_id: QuotaID) -> None:
+def invite(service: ServiceOptions, member_code: str = MEMBER, quota_id: int = QUOTA_ID) -> None:
     """Request an invite of one member to one quota."""
     made = service.call(lambda client: client.generate_invite(member_code, quota_id))
     if show.as_lines():
@@ -118,13 +127,11 @@ def invite(service: ServiceOptions, member_code: MemberCode, quota_id: QuotaID) 
 @takes(service=ServiceOptions, json="Print JSON lines instead of plain text.", csv=True)
 def recontact(
     service: ServiceOptions,
-    quota_id: QuotaID,
+    quota_id: int = QUOTA_ID,
     *,
-    max_results: Annotated[
-        int | None, option("N", "Member codes per page. Default: set by the service.", min=1)
-    ] = None,
-    after: Annotated[str | None, option("MEMBER", "Resume after this member code.")] = None,
-    limit: Annotated[int | None, option("N", "Stop after this many member codes.", min=1)] = None,
+    max_results: int | None = option("N", "Member codes per page. Default: set by the service.", min=1),
+    after: str | None = option("MEMBER", "Resume after this member code."),
+    limit: int | None = option("N", "Stop after this many member codes.", min=1),
 ) -> None:
     """List the members that a recontact survey wants back for a quota, one per line."""
 
@@ -210,27 +217,6 @@ def _caption(quotas: Quotas) -> Text:
         "One survey with its quotas: sampling-async quotas --survey ID",
         style="dim",
     )
-
-
-def _emit_quotas(quotas: Quotas, surveys: Iterable[Survey]) -> None:
-    """Write a row for each quota."""
-    for row in quota_rows(quotas, surveys):
-        show.emit_json({wire_name(name): show.jsonable(value) for name, value in row.items()})
-    show.emit_head(QUOTA_COLUMNS)
-
-
-def _masked(setting: Setting) -> Setting:
-    return evolve(setting, value="<hidden>") if setting.is_secret and setting.value is not None else setting
-
-
-def _setting_pairs(settings: Iterable[Setting]) -> Iterator[tuple[str, Text]]:
-    """Yield names and values of settings; secrets are masked, and values that are not set are dim."""
-    for setting in map(_masked, settings):
-        unset = setting.value is None
-        yield (
-            show.plain(setting.name).plain,
-            show.plain("not set" if unset else setting.value, "dim" if unset else ""),
-        )
 
 
 def _emit_code(member_code: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -107,36 +107,27 @@ def _is_web_address(text: str) -> bool:
 def simulate(
     notify: Notify,
     *,
-    port: Annotated[int, option("N", "The port; 0 for any free one.", min=0, max=65535)] = 8080,
-    host: Annotated[str, option("ADDRESS", "The address to listen on.")] = "127.0.0.1",
-    seed: Annotated[int, option("N", "Seed of the random data. The same seed gives the same data.")] = 0,
-    surveys: Annotated[int, option("N", "The number of surveys.", min=1, max=100_000)] = 20,
-    members: Annotated[
-        list[str] | None,
-        option(
-            "N|FILE",
-            "The number of members (default 200), or a .parquet or .jsonl file to write them to, for "
-            "`match`. Give it twice for both.",
-        ),
-    ] = None,
-    panels: Annotated[
-        int, option("N", "The number of panels of one partner, each with a Guid and members.", min=1, max=1000)
-    ] = 1,
-    profiles: Annotated[
-        Path | None, option("FILE", "Write a file of profiles p1, p2 ..., one for each panel.")
-    ] = None,
-    faults: Annotated[
-        Path | None,
-        option(
-            "FILE", 'Faults to make: a JSON file, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].'
-        ),
-    ] = None,
-    latency_base: Annotated[float, _of_latency("SECONDS", "Seconds that a call takes.", min=0)] = 0.0,
-    latency_per_id: Annotated[float, _of_latency("SECONDS", "Seconds that each quota ID adds.", min=0)] = 0.0,
-    workers: Annotated[
-        int | None,
-        _of_latency("N", "The maximum of calls at the same time; others wait. Default: no limit.", min=1),
-    ] = None,
+    port: int = option("N", "The port; 0 for any free one.", min=0, max=65535, default=8080),
+    host: str = option("ADDRESS", "The address to listen on.", default="127.0.0.1"),
+    seed: int = option("N", "Seed of the random data. The same seed gives the same data.", default=0),
+    surveys: int = option("N", "The number of surveys.", min=1, max=100_000, default=20),
+    members: list[str] | None = option(
+        "N|FILE",
+        "The number of members (default 200), or a .parquet or .jsonl file to write them to, for "
+        "`match`. Give it twice for both.",
+    ),
+    panels: int = option(
+        "N", "The number of panels of one partner, each with a Guid and members.", min=1, max=1000, default=1
+    ),
+    profiles: Path | None = option("FILE", "Write a file of profiles p1, p2 ..., one for each panel."),
+    faults: Path | None = option(
+        "FILE", 'Faults to make: a JSON file, [{"Fault": "status", "Status": 503, "On": {"Every": 10}}].'
+    ),
+    latency_base: float = _of_latency("SECONDS", "Seconds that a call takes.", min=0, default=0.0),
+    latency_per_id: float = _of_latency("SECONDS", "Seconds that each quota ID adds.", min=0, default=0.0),
+    workers: int | None = _of_latency(
+        "N", "The maximum of calls at the same time; others wait. Default: no limit.", min=1
+    ),
 ) -> None:
     """Run a simulated service for development, until Ctrl-C.
 
@@ -170,7 +161,11 @@ def simulate(
         free_port: int = listener.getsockname()[1]
     base_url = f"http://{_in_url(host)}:{free_port}"
     written = [
-        write_panel(panel.members.values(), _file_of(file, number))
+        # `panel.parquet`, then `panel-p2.parquet` and so on.
+        write_panel(
+            panel.members.values(),
+            file if number == 1 else file.with_name(f"{file.stem}-p{number}{file.suffix}"),
+        )
         for number, panel in enumerate(simulator.panels, 1)
         for file in files
     ]
@@ -186,11 +181,6 @@ def simulate(
         simulator.run(port=free_port, host=host)
 
 
-def _file_of(file: Path, number: int) -> Path:
-    """Return the file for the members of a panel: `panel.parquet`, then `panel-p2.parquet` and so on."""
-    return file if number == 1 else file.with_name(f"{file.stem}-p{number}{file.suffix}")
-
-
 def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:
     """Return what --members says: the number of members, and the files to write them to."""
     numbers = [each for each in given if re.fullmatch(r"[+-]?\d+", each)]
@@ -201,19 +191,15 @@ def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:
             f"{' '.join(numbers)[:40]}"
         )
     for file in files:
-        _check_panel_file(file)
+        suffix = file.suffix.lower()
+        if suffix not in _SUFFIXES:
+            raise InvalidRequestError(
+                f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {file}"
+            )
+        check_place("--members", file)
+        if suffix == ".parquet" and find_spec("pyarrow") is None:
+            raise InvalidRequestError(f"{file} needs pyarrow: {install('panel')}; .jsonl needs nothing")
     return int(numbers[0]) if numbers else 200, files
-
-
-def _check_panel_file(output: Path) -> None:
-    suffix = output.suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise InvalidRequestError(
-            f"--members must be a number, or a file that ends in {' or '.join(_SUFFIXES)}, not {output}"
-        )
-    check_place("--members", output)
-    if suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise InvalidRequestError(f"{output} needs pyarrow: {install('panel')}; .jsonl needs nothing")
 
 
 def write_panel(members: Iterable[SimulatedMember], output: Path) -> Path:
@@ -223,7 +209,7 @@ def write_panel(members: Iterable[SimulatedMember], output: Path) -> Path:
 
     rows = (_row(member, question_ids()) for member in members)
     if output.suffix.lower() == ".parquet":
-        from sampling_async._cli._panel_files import write_rows  # noqa: PLC0415  numpy, pyarrow: an extra
+        from sampling_async._cli._match_run import write_rows  # noqa: PLC0415  numpy, pyarrow: an extra
 
         write_rows(list(rows), output)
     else:
@@ -353,15 +339,11 @@ def _show_service(simulator: Any, base_url: str, files: Sequence[Path], profiles
 @takes(json="Print one JSON object, on a terminal too.", quiet=True)
 def demo(
     *,
-    members: Annotated[int, option("N", "The number of members.", min=1, max=_MOST_MEMBERS)] = 600,
-    surveys: Annotated[int, option("N", "The number of surveys.", min=1, max=100_000)] = 120,
-    seed: Annotated[int, option("N", "Seed of the simulated service.")] = 7,
-    faults: Annotated[
-        bool, flag("Let the service sometimes answer 503 or drop a connection.", "--faults")
-    ] = False,
-    out: Annotated[
-        Path | None, option("DIR", "The folder for the report and the ledgers. Default: a new one.")
-    ] = None,
+    members: int = option("N", "The number of members.", min=1, max=_MOST_MEMBERS, default=600),
+    surveys: int = option("N", "The number of surveys.", min=1, max=100_000, default=120),
+    seed: int = option("N", "Seed of the simulated service.", default=7),
+    faults: bool = flag("Let the service sometimes answer 503 or drop a connection.", "--faults"),
+    out: Path | None = option("DIR", "The folder for the report and the ledgers. Default: a new one."),
 ) -> None:
     """Show a partner's day: a panel in, invites out, and how each survey ended.
 

@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Self, TypeVar
 
 from attrs import define, field
 
@@ -21,31 +21,18 @@ from sampling_async._pacing.threads import start
 from sampling_async._protocol.requests import quota_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from sampling_async._pacing.threads import Run
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 # Digits of the largest 64-bit number. A longer word is not a quota ID, and need not be kept whole.
 _LONGEST_ID: Final = 19
 _SEPARATORS: Final = b" \t\n\r\v\f,"
 # From the same bytes: if one of the two knew fewer, an ID could be cut between blocks, and become two.
 _WORD: Final = re.compile(rb"[^%b]+" % _SEPARATORS)
-
-
-class Parser(Protocol[T_co]):
-    """Parses blocks of bytes into items. All items of a block are read before the next block is fed."""
-
-    def feed(self, block: bytes, /) -> Iterator[T_co]:
-        """Yield the items that are complete after this block."""
-        ...
-
-    def end(self) -> Iterator[T_co]:
-        """Yield the items that are known to be complete only at the end of the input."""
-        ...
 
 
 def parsed(texts: list[str]) -> list[int]:
@@ -75,13 +62,7 @@ class QuotaIDs:
                 self._parser = Lines(self._name, requests_in)
             else:
                 self._parser, block = _Words(self._name), block.removeprefix(b"\xef\xbb\xbf")
-        yield from self._ids_among(self._parser.feed(block))
-
-    def end(self) -> Iterator[int]:
-        yield from self._ids_among(() if self._parser is None else self._parser.end())
-
-    def _ids_among(self, items: Iterable[int | InviteRequest]) -> Iterator[int]:
-        for item in items:
+        for item in self._parser.feed(block):
             if isinstance(item, int):
                 yield item
             elif item.member_code == self._member_code:
@@ -102,15 +83,9 @@ class _Words:
         text = self._cut + block
         # Split after the last separator, because an ID may be divided between two blocks.
         end = 1 + max(map(text.rfind, _SEPARATORS))  # 0 without a separator
-        if not end and len(text) > _LONGEST_ID:
+        if not block or (not end and len(text) > _LONGEST_ID):
             end = len(text)
-        self._cut = text[end:]
-        return self._ids_of(text[:end])
-
-    def end(self) -> Iterator[int]:
-        return self._ids_of(self._cut)
-
-    def _ids_of(self, text: bytes) -> Iterator[int]:
+        text, self._cut = text[:end], text[end:]
         for match in _WORD.finditer(text):
             try:
                 yield _quota_id(match[0])
@@ -150,12 +125,18 @@ class Lines(Generic[T]):
     _size: int = 0
 
     def feed(self, block: bytes) -> Iterator[T]:
-        """Yield the items of the lines that end in this block. They are read before the next block is fed."""
+        """Yield the items of the lines that end in this block, and at the end of the input the last one."""
         whole, newline, rest = block.rpartition(b"\n")
-        if newline:
+        if newline or not block:
             lines = b"".join([*self._begun, whole]).split(b"\n")
             self._begun, self._size = [], 0
-            yield from self._items(lines)
+            for line in lines:
+                self._line += 1
+                if text := line.strip(BLANK):
+                    try:
+                        yield from self._parse(text)
+                    except InvalidRequestError as exc:
+                        raise InvalidRequestError(f"{self._name}, line {self._line}: {exc}") from None
         self._begun.append(rest)
         self._size += len(rest)
         if self._size > _LONGEST:
@@ -164,31 +145,20 @@ class Lines(Generic[T]):
                 f" {_EXAMPLE}"
             )
 
-    def end(self) -> Iterator[T]:
-        return self._items([b"".join(self._begun)])
-
-    def _items(self, lines: Sequence[bytes]) -> Iterator[T]:
-        for line in lines:
-            self._line += 1
-            if text := line.strip(BLANK):
-                try:
-                    yield from self._parse(text)
-                except InvalidRequestError as exc:
-                    raise InvalidRequestError(f"{self._name}, line {self._line}: {exc}") from None
-
 
 def number_of_ids(path: Path) -> int | None:
     """Return the number of quota IDs in a file of requests; None if it is a pipe, or a line is no request."""
     if not path.is_file():
         return None
-    lines, total = Lines(path.name, requests_in), 0
+    lines, total, block = Lines(path.name, requests_in), 0, b"a first one"
     try:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
+            while block:
+                block = file.read(_BLOCK)
                 total += sum(len(request.quota_ids) for request in lines.feed(block))
-        return total + sum(len(request.quota_ids) for request in lines.end())
     except (InvalidRequestError, OSError):
         return None  # the run itself will say what is wrong
+    return total
 
 
 def _hint(line: bytes) -> str:
@@ -227,10 +197,30 @@ def stdin_is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def stdin_source() -> BinaryIO:
-    """Return stdin, unbuffered: a thread waiting in a buffered read would keep the interpreter from ending."""
-    source: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
-    return source
+def name_of(file: Path | None) -> str:
+    return "stdin" if file is None or str(file) == "-" else str(file)
+
+
+def items_of(
+    file: Path | None,
+    parse: Callable[[bytes], Iterator[T]],
+    *,
+    is_dash: bool,
+    what: str = "quota IDs",
+) -> Items[T]:
+    """Return the items of a file or of stdin, which is not opened yet."""
+    if file is not None and str(file) != "-":
+        if file.is_dir():
+            raise InvalidRequestError(f"{file} is a folder, not a file")
+        # Not is_file(), which is false for a FIFO.
+        if not file.exists():
+            raise InvalidRequestError(f"{file}: the file does not exist")
+        return Items(lambda: file.open("rb", buffering=0), parse)
+    if file is None and not is_dash and stdin_is_terminal():
+        ways = "as arguments, with --file," if what == "quota IDs" else "as a file,"
+        raise InvalidRequestError(f"give {what} {ways} or through a pipe")
+    # Unbuffered: a thread waiting in a buffered read would keep the interpreter from ending.
+    return Items(lambda: getattr(sys.stdin.buffer, "raw", sys.stdin.buffer), parse)
 
 
 @define(eq=False)
@@ -242,7 +232,8 @@ class Items(Generic[T]):
     """
 
     _opened: Callable[[], BinaryIO]  # runs in a thread, because opening a FIFO waits for a writer
-    _parser: Parser[T]
+    # Parses blocks of bytes, an empty one at the end. The items of a block are read before the next is parsed.
+    _parse: Callable[[bytes], Iterator[T]]
     is_over: bool = False  # whether all items were returned
     is_file: bool = False  # whether it is a regular file, which has an end; known after the first read
     _source: BinaryIO | None = None
@@ -270,9 +261,9 @@ class Items(Generic[T]):
             self._reading = self._reading or start(self._block)
             await self._reading.over.wait()
             reading, self._reading = self._reading, None
-            block = reading.result()
+            block = reading.result() or b""
             self._is_read = not block
-            self._items = self._parser.feed(block) if block else self._parser.end()
+            self._items = self._parse(block)
 
     def _block(self) -> bytes | None:
         if self._source is None:

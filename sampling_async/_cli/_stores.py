@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import typer
@@ -21,26 +21,25 @@ from sampling_async._cli._options import argument, flag, option, takes
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._contract.checks import count_of
 from sampling_async._private_files import written_whole
-from sampling_async.notifications import OutcomeLedger, PostgresStore, SqlStore, SurveyEnding, erase_member
+from sampling_async.notifications import (
+    OutcomeLedger,
+    OutcomeRow,
+    PostgresStore,
+    QuotaFunnel,
+    SqlStore,
+    SurveyEnding,
+    erase_member,
+)
 from sampling_async.notifications._stores import store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from sampling_async.notifications import OutcomeRow, QuotaFunnel
 
 _AT_ONCE: Final = 5_000
 # Where a file of SQLite says whose it is.
 _HEADER: Final = 100
 _APPLICATION: Final = slice(68, 72)
-_ROW: Final = (
-    "member_code survey_id wave_id quota_id ending revenue reason invited_at entered_at ended_at fact_id "
-    "is_auto_routed"
-)
-_FUNNEL: Final = (
-    "survey_id wave_id quota_id invited entered completed terminated reasons open uninvited corrected "
-    "reconciled revenue"
-)
 _ENTERED: Final = ("Entered", 4)
 _COLUMNS: Final = (
     ("Survey", 5),
@@ -55,14 +54,12 @@ _COLUMNS: Final = (
     ("Revenue", 0),
 )
 
-STORE: TypeAlias = Annotated[
-    str,
-    option(
-        "FILE|ADDRESS",
-        "What keeps the notifications: a file, or a PostgreSQL database as postgresql://user@host/database.",
-        "--store",
-    ),
-]
+STORE: Final = option(
+    "FILE|ADDRESS",
+    "What keeps the notifications: a file, or a PostgreSQL database as postgresql://user@host/database.",
+    "--store",
+    default=...,
+)
 
 
 def store_at(address: str) -> SqlStore:
@@ -92,26 +89,18 @@ def existing_store(address: str) -> SqlStore:
 @takes(json="JSON lines, on a terminal too.", csv=True, quiet=True)
 def outcomes(
     *,
-    store: STORE,
-    invites: Annotated[
-        list[Path] | None,
-        option(
-            "FILE",
-            "Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, a journal, or the"
-            " ledger of a campaign.",
-        ),
-    ] = None,
-    rows: Annotated[bool, flag("Each invite with its end, instead of quotas.", "--rows")] = False,
-    overdue: Annotated[
-        float | None,
-        option(
-            "HOURS", "Only invites without an end after so many hours; exit code 1 if there are any.", min=0
-        ),
-    ] = None,
-    uninvited: Annotated[
-        bool, flag("Only completes without an invite; exit code 1 if there are any.", "--uninvited")
-    ] = False,
-    output: Annotated[Path | None, option("FILE", "Write all rows to a Parquet file.")] = None,
+    store: str = STORE,
+    invites: list[Path] | None = option(
+        "FILE",
+        "Record the invites in a file first: what `fan-out` or `bulk-invite` wrote, a journal, or the"
+        " ledger of a campaign.",
+    ),
+    rows: bool = flag("Each invite with its end, instead of quotas.", "--rows"),
+    overdue: float | None = option(
+        "HOURS", "Only invites without an end after so many hours; exit code 1 if there are any.", min=0
+    ),
+    uninvited: bool = flag("Only completes without an invite; exit code 1 if there are any.", "--uninvited"),
+    output: Path | None = option("FILE", "Write all rows to a Parquet file."),
 ) -> None:
     """Show what became of invites: a funnel by quota, and the revenue.
 
@@ -165,7 +154,12 @@ async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
     with file.open("rb") as lines:
         start = lines.read(_HEADER)
         if start.startswith(b"SQLite format 3"):
-            async for outcome in _outcomes_in_database(file, start[_APPLICATION]):
+            found = Journal(file).outcomes()
+            if start[_APPLICATION] == b"SANC":
+                from sampling_async.campaign import Campaign  # noqa: PLC0415  needs the extra `panel`
+
+                found = Campaign(None, ledger=file).invites()
+            async for outcome in found:
                 yield outcome
             return
         lines.seek(0)
@@ -188,15 +182,6 @@ async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
                 ) from None
 
 
-def _outcomes_in_database(file: Path, application: bytes) -> AsyncIterator[InviteOutcome]:
-    if application != b"SANC":
-        return Journal(file).outcomes()
-    # Needs the extra `panel`.
-    from sampling_async.campaign import Campaign  # noqa: PLC0415
-
-    return Campaign(None, ledger=file).invites()
-
-
 def _tell_of_currencies(survey_ids: Iterable[int]) -> None:
     """Say that amounts of several surveys may not add; no notification has a currency."""
     if len({*survey_ids}) > 1:
@@ -209,7 +194,7 @@ def _tell_of_currencies(survey_ids: Iterable[int]) -> None:
 def _show_rows(rows: Sequence[OutcomeRow]) -> None:
     _tell_of_currencies(row.survey_id for row in rows if row.revenue)
     if show.as_lines():
-        show.emit_rows(rows, _ROW)
+        show.emit_rows(map(show.fields_of, rows), show.names_of(OutcomeRow))
         return
     if not rows:
         show.screen().print(Text("None.", "dim"))
@@ -227,7 +212,7 @@ def _show_funnel(funnel: list[QuotaFunnel]) -> None:
     paid = {row.survey_id for row in funnel if row.revenue}
     _tell_of_currencies(paid)
     if show.as_lines():
-        show.emit_rows(funnel, _FUNNEL)
+        show.emit_rows(map(show.fields_of, funnel), show.names_of(QuotaFunnel))
         return
     screen = show.screen()
     # Entries are known only if somebody recorded them; else a column of zeros would say that nobody entered.
@@ -266,18 +251,13 @@ def _show_funnel(funnel: list[QuotaFunnel]) -> None:
 
 @takes(quiet=True)
 def erase(
-    member: Annotated[str, argument("MEMBER", "The member code; - to read it from stdin.")],
+    member: str = argument("MEMBER", "The member code; - to read it from stdin."),
     *,
-    store: Annotated[
-        list[str] | None,
-        option("FILE|ADDRESS", "A store of notifications, outcomes and links; may be given again.", "--store"),
-    ] = None,
-    ledger: Annotated[
-        list[Path] | None, option("FILE", "The ledger of a campaign; may be given again.", "--ledger")
-    ] = None,
-    journal: Annotated[
-        list[Path] | None, option("FILE", "The journal of a fan-out; may be given again.", "--journal")
-    ] = None,
+    store: list[str] | None = option(
+        "FILE|ADDRESS", "A store of notifications, outcomes and links; may be given again.", "--store"
+    ),
+    ledger: list[Path] | None = option("FILE", "The ledger of a campaign; may be given again.", "--ledger"),
+    journal: list[Path] | None = option("FILE", "The journal of a fan-out; may be given again.", "--journal"),
 ) -> None:
     """Erase a member from stores of notifications, ledgers of campaigns, journals.
 

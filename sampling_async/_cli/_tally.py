@@ -1,4 +1,4 @@
-"""Count outcomes by status, by result code and by failure, and derive the exit code."""
+"""Count outcomes by status, by result code and by failure: the summary of a run, and its exit code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, get_args
 
 from attrs import define, field
+from rich.text import Text
 
 from sampling_async import (
     InvalidRequestError,
@@ -16,10 +17,12 @@ from sampling_async import (
     SamplingError,
     ServiceError,
 )
+from sampling_async._cli import _rendering as show
 from sampling_async._cli._signals import INTERRUPTED, TERMINATED
+from sampling_async._contract.checks import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from sampling_async import InviteOutcome
 
@@ -117,3 +120,27 @@ class Tally:
         counts = ", ".join(f"{self.statuses[status]:,} {status.replace('_', ' ')}" for status in STATUSES)
         ids = "quota ID" if self.total == 1 else "quota IDs"
         return f"{self.total:,} {ids} in {seconds:.1f} s ({rate:,.0f}/s)\n{counts}"
+
+    def summary(self) -> Iterable[Text]:
+        """Yield the lines that close a fan-out: counts by status and by result code, failures, oddities."""
+        yield Text(self.in_words(), style="bold")
+        width = len(f"{self.total:,}")
+        for (code, result), count in self.codes.most_common():
+            # IDs without a result code are listed below, by their failures.
+            if code is None and self.failures:
+                continue
+            yield Text(f"  {count:>{width},}  ").append_text(show.plain(code_name(code, result)))
+        for text, count in self.failures.most_common():
+            yield Text(f"  {count:>{width},}  ", style="red").append_text(show.plain(text, "red"))
+        if self.statuses["not_sent"]:
+            yield Text("  Not sent: safe to send again, after the cause is removed.")
+        if self.statuses["unknown"]:
+            yield Text("  Unknown: an invite may exist; sending again may make a second one.")
+        if self.replayed:
+            yield Text(f"  {self.replayed:,} are from the journal of an earlier run.")
+        if self.anomalies:
+            yield Text(f"  {count_of(self.anomalies, 'item')} of responses were odd: see Anomaly.")
+        if self.unrequested:
+            yield Text(
+                f"  {count_of(self.unrequested, 'item')} came for quota IDs that were not in the request."
+            )

@@ -8,7 +8,7 @@ import time
 from itertools import chain
 from math import isinf
 from pathlib import Path  # noqa: TC003  typer reads it at run time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Group
@@ -47,13 +47,11 @@ _LATENCY_COLUMNS: Final = (
 
 @takes(json="Print a line of JSON for each look, on a terminal too.")
 def top(
-    path: Annotated[Path | None, argument("SOCKET", "The socket that the process serves.")] = None,
-    every: Annotated[float, option("SECONDS", "Seconds between two looks.", "--every", min=0.1)] = 1.0,
+    path: Path | None = argument("SOCKET", "The socket that the process serves.", default=None),
+    every: float = option("SECONDS", "Seconds between two looks.", "--every", min=0.1, default=1.0),
     *,
-    out: Annotated[
-        Path | None, option("DIR", "The folder of a campaign that runs, in place of SOCKET.")
-    ] = None,
-    once: Annotated[bool, flag("Look once, and end.", "--once")] = False,
+    out: Path | None = option("DIR", "The folder of a campaign that runs, in place of SOCKET."),
+    once: bool = flag("Look once, and end.", "--once"),
 ) -> None:
     """Show what a running client does: limits, waiting requests, latency, connections.
 
@@ -204,13 +202,9 @@ def view(state: State, before: State | None, seconds: float, width: int = 80) ->
     beside.show_header = False
     for name, value in rows:
         beside.add_row(Text(name, "dim"), show.plain(value))
-    return Group(title, beside, _latency(state, width))
-
-
-def _latency(state: State, width: int) -> RenderableType:
     if not state["latency"]:
-        return Text("no request was answered in the last minutes", "dim")
-    rows = [
+        return Group(title, beside, Text("no request was answered in the last minutes", "dim"))
+    endpoints = [
         (
             show.plain(endpoint).plain,
             f"{found['count']:,}",
@@ -218,7 +212,7 @@ def _latency(state: State, width: int) -> RenderableType:
         )
         for endpoint, found in sorted(state["latency"].items())
     ]
-    return show.fitting_table(rows, _LATENCY_COLUMNS, width)
+    return Group(title, beside, show.fitting_table(endpoints, _LATENCY_COLUMNS, width))
 
 
 def number(value: float) -> str:

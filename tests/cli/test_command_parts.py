@@ -16,10 +16,10 @@ from notifications_kit import SECRET, post
 from rich.console import Console
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
-from sampling_async._cli import _campaign_live, _sources
-from sampling_async._cli._bulk_run import progress_text
+from sampling_async._cli import _campaign_run, _campaign_view, _sources
+from sampling_async._cli._bulk import progress_text
 from sampling_async._cli._campaign import DEFAULTS, Settings
-from sampling_async._cli._help import EXAMPLES
+from sampling_async._cli._commands import EXAMPLES
 from sampling_async._cli._tally import Tally
 from sampling_async.campaign import Limits, Pairs
 from sampling_async.notifications import Inbox
@@ -43,7 +43,7 @@ def test_ids_split_between_blocks_are_joined():
             return super().read(min(size, 3))
 
     async def read():
-        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), ids_of_member())
+        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), ids_of_member().feed)
         return [each async for each in source]
 
     assert anyio.run(read) == [1234567, 89, 10, 1100042]
@@ -62,12 +62,12 @@ def test_no_id_is_cut_in_two_whatever_divides_the_words(separator):
     for size in (20, 24, 31, 64):
         parser = ids_of_member()
         found = [each for at in range(0, len(text), size) for each in parser.feed(text[at : at + size])]
-        assert [*found, *parser.end()] == asked
+        assert [*found, *parser.feed(b"")] == asked
 
 
 def test_endless_text_is_not_kept_in_memory():
     async def read():
-        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), ids_of_member())
+        source = _sources.Items(lambda: io.BytesIO(b"7" * 1_000_000), ids_of_member().feed)
         return [each async for each in source]
 
     with pytest.raises(InvalidRequestError):
@@ -102,7 +102,7 @@ def test_lines_split_between_blocks_are_joined(size):
             return super().read(min(most, size))
 
     async def read():
-        source = _sources.Items(lambda: Drip(text), _sources.Lines("x", _sources.requests_in))
+        source = _sources.Items(lambda: Drip(text), _sources.Lines("x", _sources.requests_in).feed)
         return [each async for each in source]
 
     assert anyio.run(read) == [InviteRequest(code, ids) for code, ids in requests]
@@ -152,7 +152,7 @@ async def test_what_a_store_of_notifications_is_said_to_be_closed_counts_at_once
     # As `notifications serve` has it open in another process.
     async with Inbox(tmp_path / "store.db", secrets=SECRET) as inbox, simulator.client() as client:
         settings = Settings(watch=600.0, notifications=tmp_path / "store.db")
-        async with _campaign_live.following(client, settings) as live:
+        async with _campaign_run.following(client, settings) as live:
             quota_id = survey.quotas[0].quota_id
             assert live.is_open(quota_id)
             told = {"SurveyID": survey.survey_id, "WaveId": survey.wave_id, "Status": "Closed"}
@@ -172,7 +172,7 @@ def test_a_ledger_that_another_program_made_has_the_defaults():
 
 def test_the_time_left_ends_at_the_cap(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(_campaign_live.time, "monotonic", lambda: now)
+    monkeypatch.setattr(_campaign_view.time, "monotonic", lambda: now)
     run = SimpleNamespace(
         pairs=Pairs(planned=1000, pending=1000),
         limits=Limits(max_invites=100),
@@ -183,7 +183,7 @@ def test_the_time_left_ends_at_the_cap(monkeypatch):
         expected_value=0.0,
     )
     client = SimpleNamespace(snapshot=lambda: SimpleNamespace(limit=8))
-    metrics = _campaign_live.RunMetrics(run, client)
+    metrics = _campaign_view.RunMetrics(run, client)
     now, run.pairs = 2.0, Pairs(planned=1000, invited=19, unknown=1, rejected=20, pending=960)
     metrics.measure()
     assert metrics.seconds_left == 80 / (19 / 2)
@@ -220,7 +220,7 @@ def metrics_of(state="rate", seconds_left=3700.2):
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(_campaign_live.figures_view(metrics_of()))
+    console.print(_campaign_view.figures_view(metrics_of()))
     shown = console.file.getvalue()
     assert len(shown.splitlines()) == 4 + 5
     assert all(len(line) <= width for line in shown.splitlines())
@@ -228,7 +228,7 @@ def test_the_display_wraps_nothing_and_has_at_most_five_codes(width):
     if width >= 60:
         assert "5,234,570/10,000,000 pairs  52%" in shown
         assert "1:01:41 left" in shown
-    waiting = _campaign_live.figures_json(metrics_of("paused", None))
+    waiting = _campaign_view.figures_json(metrics_of("paused", None))
     assert waiting["SecondsLeft"] is None
     assert waiting["Refusals"][0] == {"ResultCode": 28, "Result": "QUOTA_FULL", "Pairs": 500_000}
 

@@ -91,7 +91,7 @@ def test_plain_http_warns_unless_it_stays_on_this_machine(url, verdict):
     ],
 )
 def test_a_certificate_is_judged_by_its_end(certificate, verdict, found):
-    finding = judge.tls(certificate, NOW)
+    finding = judge.tls("https", certificate, NOW)
     assert (finding.verdict, found in finding.found) == (verdict, True)
     assert bool(finding.remedy) == (verdict != "ok")
 

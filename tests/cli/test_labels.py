@@ -9,7 +9,7 @@ import pytest
 from cli_kit import on_terminal, run, served_panel
 
 from sampling_async import InvalidRequestError
-from sampling_async._cli._labels import read_labels
+from sampling_async._cli._files import read_labels
 
 HEAD = "question,question name,answer,answer name\n"
 NAMES = {("1001007", ""): "Gender", ("1001007", "2000246"): "Female", ("device_type", "1"): "Desktop"}

@@ -186,7 +186,7 @@ def test_a_missing_simulator_extra_is_named_with_what_to_install(command, monkey
 
 
 def test_simulate_writes_lines_of_json_without_the_extra_of_panels(tmp_path, monkeypatch):
-    for name in ("numpy", "pyarrow", "sampling_async._cli._panel_files"):
+    for name in ("numpy", "pyarrow", "sampling_async._cli._match_run"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(Simulator, "run", lambda *_, **__: None)
     file = tmp_path / "panel.jsonl"

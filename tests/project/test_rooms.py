@@ -224,4 +224,4 @@ def test_only_panels_need_numpy_and_pyarrow():
         if {name.split(".")[0] for name in imported(path)} & {"numpy", "pyarrow"}
     }
     assert users
-    assert all(user.startswith(("matching/panel/", "_cli/_panel_files")) for user in users)
+    assert all(user.startswith(("matching/panel/", "_cli/_match_run")) for user in users)
