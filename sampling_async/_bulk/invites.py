@@ -118,10 +118,6 @@ class Inviter:
         caller, outage = self._caller, self._caller.outage
         return max(0.0, caller.patience - outage.away_for()) if outage.is_on else None
 
-    def shut_within(self, first: float, last: float) -> float:
-        """Return the seconds between two moments in which bulk invites waited for a hold or an outage."""
-        return self._caller.shut_within("bulk_invite", first, last)
-
     @property
     def has_given_up(self) -> bool:
         """Whether an outage lasted longer than the fan-out's patience."""

@@ -108,10 +108,6 @@ class OutcomeStream:
         self._answered = 0
         self._replayed = 0
 
-    def _reached(self) -> tuple[int, int]:
-        progress = self.progress
-        return progress.taken, progress.answered
-
     @property
     def progress(self) -> Progress:
         """The progress so far, computed at each access.
@@ -212,7 +208,7 @@ class OutcomeStream:
             self._ended = self._clock()
             await self._jobs.__aexit__(exc_type, exc, traceback)
         finally:
-            await self._inviter.end(self._reached)
+            await self._inviter.end(lambda: (self.progress.taken, self.progress.answered))
         if exc_type is None:
             self._inviter.raise_test_failure()
 
@@ -253,7 +249,7 @@ class OutcomeStream:
         """Return where the time since the beginning went, as seen from the request that ended last."""
         timing = timeline.timing(last.attempts)
         # Before it was formed, others may have waited for what would have held it up too.
-        shut = self._inviter.shut_within(self._began, timeline.began)
+        shut = timeline.holds.within(self._began, timeline.began)
         permit = timing.permit + timeline.began - self._began - shut
         return evolve(timing, permit=permit, hold=timing.hold + shut)
 

@@ -317,9 +317,6 @@ class Caller:
         wait = max(error.retry_after or 0.0, min(wait, longest / 2))
         return wait if 0 <= wait < longest else None
 
-    def shut_within(self, endpoint: str, first: float, last: float) -> float:
-        return self._gate.kind(endpoint).shut.within(first, last)
-
     def must_be_of_this_loop(self) -> None:
         """Refuse use from another event loop than before: a task there would never get a permit."""
         # A closed client is no error here. Each chunk gets it as its outcome.

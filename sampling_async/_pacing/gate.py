@@ -386,6 +386,7 @@ class Permit:
         gate: The gate that grants it.
         lane: The lane to queue in.
         until: The deadline by the gate's clock; the permit is of no use after it.
+        late: Seconds after that in which an attempt that has begun may still end.
 
     Attributes:
         kind: The state of the kind of work that it is for.
@@ -397,12 +398,12 @@ class Permit:
     """
 
     __slots__ = (
-        "_gate", "_until", "among", "generation", "is_withdrawn", "kind", "lane", "leaves_at", "waiter",
+        "_end", "_gate", "_until", "among", "generation", "is_withdrawn", "kind", "lane", "leaves_at", "waiter",
     )  # fmt: skip
 
-    def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
+    def __init__(self, gate: Gate, lane: Lane, until: float = inf, late: float = 0.0) -> None:
         self._gate = gate
-        self._until = until
+        self._until, self._end = until, until + late
         self.lane = lane
         self.kind = gate.kind(lane.kind)
         self.generation = 0
@@ -432,8 +433,10 @@ class Permit:
 
     @property
     def remaining(self) -> float:
-        """The seconds until the permit's deadline."""
-        return self._until if self._until == inf else self._until - self._gate.clock()
+        """The seconds in which it may be granted; once it is, those in which its attempt must end."""
+        if self._until == inf:
+            return inf
+        return (self._end if self.is_held else self._until) - self._gate.clock()
 
     @property
     def held_for(self) -> float:
@@ -483,18 +486,3 @@ class Permit:
         """Release the permit, if it is held."""
         if self.is_held:
             self._gate.release(self)
-
-
-class PermitToBegin(Permit):
-    """A permit of use until one moment, for an attempt that may go on until a later one."""
-
-    __slots__ = ("_end",)
-
-    def __init__(self, gate: Gate, lane: Lane, until: float, end: float) -> None:
-        super().__init__(gate, lane, until)
-        self._end = end
-
-    @property
-    def remaining(self) -> float:
-        """The seconds in which it may be granted; once it is, those in which its attempt must end."""
-        return (self._end if self.is_held else self._until) - self._gate.clock()

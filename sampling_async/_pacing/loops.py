@@ -150,24 +150,12 @@ def asyncio_loop() -> asyncio.AbstractEventLoop | None:
     """Return the running asyncio loop; None on trio."""
     # asyncio takes long to import, and a program on trio may never need it. This is called several times for
     # each request, and an `import` statement costs more than the look into the table of modules.
-    loaded = sys.modules.get("asyncio")
-    if loaded is None:
+    loaded, trio = sys.modules.get("asyncio"), sys.modules.get("trio.lowlevel")
+    # In its guest mode trio runs inside an asyncio loop, which asyncio finds there too.
+    if loaded is None or (trio is not None and trio.in_trio_task()):
         return None
-    if "trio" not in sys.modules:
-        current: asyncio.AbstractEventLoop = loaded.get_running_loop()
-        return current
-    import asyncio  # noqa: PLC0415
-
-    # In its guest mode trio runs inside an asyncio loop. Then `get_running_loop` finds the asyncio loop, but
-    # this task belongs to trio. The token of anyio is that of the library that runs the task.
-    try:
-        token: object = anyio.lowlevel.current_token()
-    except RuntimeError:
-        # No task runs, for example in a callback of an asyncio loop. trio always runs one.
-        running: asyncio.AbstractEventLoop = loaded.get_running_loop()
-        return running
-    loop = getattr(token, "native_token", token)
-    return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
+    loop: asyncio.AbstractEventLoop = loaded.get_running_loop()
+    return loop
 
 
 def running_loop() -> object:
@@ -281,11 +269,11 @@ class Timeline:
     `holds` are the spans in which nothing of its kind was sent: a wait for a permit meanwhile is a hold.
     """
 
-    __slots__ = ("_clock", "_holds", "_stage", "began", "seconds", "since")
+    __slots__ = ("_clock", "_stage", "began", "holds", "seconds", "since")
 
     def __init__(self, clock: Callable[[], float], holds: BusyIntervals) -> None:
         self._clock = clock
-        self._holds = holds
+        self.holds = holds
         self._stage = PERMIT
         self.seconds = [0.0] * len(STAGES)  # in each stage, without the current one
         self.since = self.began = clock()  # when the current stage began, and when the call did
@@ -294,8 +282,8 @@ class Timeline:
         """End the current stage and begin another, or the same one again. Return the time."""
         now = self._clock()
         spent = now - self.since
-        if self._stage == PERMIT and self._holds.until > self.since:
-            hold = self._holds.within(self.since, now)
+        if self._stage == PERMIT and self.holds.until > self.since:
+            hold = self.holds.within(self.since, now)
             self.seconds[HOLD] += hold
             spent -= hold
         self.seconds[self._stage] += spent

@@ -29,7 +29,7 @@ import httpx
 from sampling_async._contract.exchange import FORBIDDEN, Meaning, statuses
 from sampling_async._pacing.loops import BODY, FIRST_BYTE, SEND, asyncio_loop
 from sampling_async._wire.bodies import Request
-from sampling_async._wire.connection import CONNECTING, BodyStream, Connection, Response, Traffic
+from sampling_async._wire.connection import BodyStream, Connection, Response, Traffic, failing_as
 from sampling_async._wire.failures import Refusal
 from sampling_async._wire.http1 import ResponseParser
 from sampling_async._wire.sockets import Lookups, Wire, connect, is_of_the_system, received, send_whole
@@ -258,7 +258,8 @@ class Engine(httpx.AsyncBaseTransport):
         return None
 
     async def _connect(self, url: httpx.URL, limits: Limits) -> Connection:
-        with anyio.move_on_after(limits["connect"]) as scope, CONNECTING:
+        connecting = failing_as(httpx.ConnectError, httpx.ConnectTimeout)
+        with anyio.move_on_after(limits["connect"]) as scope, connecting:
             wire = await self._opened(url)
             try:
                 if wire.is_silent():
@@ -296,10 +297,7 @@ class Engine(httpx.AsyncBaseTransport):
             try:
                 self._tls = default_context()
             except Unusable as exc:
-                problem = str(exc)
-            else:
-                return self._tls
-            raise Refusal(problem, permanent=True)
+                raise Refusal(str(exc), permanent=True) from None
         return self._tls
 
     def _welcomed(self, wire: Wire) -> Connection:

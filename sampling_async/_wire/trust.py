@@ -130,10 +130,8 @@ def context_of_files(ca_file: str | None, client_cert: str | None) -> ssl.SSLCon
         if client_cert:
             _used(_GIVEN % "SAMPLING_CLIENT_CERT", client_cert, lambda: _identify(context, client_cert))
     except Unusable as exc:
-        problem = str(exc)
-    else:
-        return context
-    raise InvalidRequestError(problem)
+        raise InvalidRequestError(str(exc)) from None
+    return context
 
 
 def _trusting(ca_file: str) -> ssl.SSLContext:

@@ -48,15 +48,6 @@ async def test_the_loop_is_found_whichever_libraries_are_loaded(anyio_backend_na
     assert (asyncio_loop() is None) is (anyio_backend_name == "trio")
 
 
-async def test_older_and_newer_tokens_of_anyio_give_the_loop(monkeypatch):
-    class Token:
-        native_token = asyncio_loop()
-
-    for token in (Token(), Token.native_token):
-        monkeypatch.setattr(anyio.lowlevel, "current_token", lambda token=token: token)
-        assert asyncio_loop() is Token.native_token
-
-
 def test_the_loop_is_found_in_a_callback_in_which_no_task_runs():
     found = []
 
