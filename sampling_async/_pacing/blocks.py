@@ -8,14 +8,14 @@ for the earliest deadline, and not touched when that block ends, as nearly all d
 from __future__ import annotations
 
 import sys
-import weakref
 from contextvars import Context
 from math import inf
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from weakref import WeakMethod
 
 import anyio
 
-from sampling_async._pacing.loops import asyncio_loop
+from sampling_async._pacing.loops import asyncio_loop, while_alive
 
 if TYPE_CHECKING:
     import asyncio
@@ -74,9 +74,9 @@ class DeadlineScopes:
     def _set_timer(self, until: float) -> None:
         # Not the loop that runs now: after the timer has fired, no task runs, which looks the same as on trio.
         assert self._loop is not None
-        alive: weakref.ref[DeadlineScopes] = weakref.ref(self)
         # In a context of its own: that of the task may hold the data of a request that ended long before.
-        earlier, self._timer = self._timer, self._loop.call_at(until, _ring, alive, context=Context())
+        ring = WeakMethod(self.ring)
+        earlier, self._timer = self._timer, self._loop.call_at(until, while_alive, ring, context=Context())
         self._rings_at = until
         if earlier is not None:
             earlier.cancel()
@@ -104,12 +104,6 @@ class DeadlineScopes:
             self._none_left = self._none_left or anyio.Event()
             with anyio.move_on_after(seconds):
                 await self._none_left.wait()
-
-
-def _ring(blocks: weakref.ref[DeadlineScopes]) -> None:
-    alive = blocks()
-    if alive is not None:
-        alive.ring()
 
 
 class _ScopedBlock:

@@ -19,6 +19,7 @@ from sampling_async._contract.timing import STAGES, Timing
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Generator
+    from weakref import WeakMethod
 
 
 class Notifier:
@@ -171,6 +172,13 @@ def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
+
+
+def while_alive(method: WeakMethod[Any], *args: object) -> None:
+    """Call a method if its object still exists: what an event loop holds must keep no dropped object alive."""
+    found = method()
+    if found is not None:
+        found(*args)
 
 
 @types.coroutine

@@ -84,7 +84,7 @@ class Connection:
             with failing_as(httpx.WriteError, httpx.WriteTimeout):
                 # The server's alert, if there is one, explains more than the broken connection.
                 if is_of_the_system(exc):
-                    self._wire.must_not_be_refused()
+                    self._wire.is_silent()
                 raise
 
     def new_answer(self) -> ResponseParser:

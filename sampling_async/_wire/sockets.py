@@ -205,15 +205,6 @@ class Wire:
             raise
         return False
 
-    def must_not_be_refused(self) -> None:
-        """After a failure to send: raise the alert with which the peer ended TLS, if there is an unread one."""
-        try:
-            if self._tls is not None:
-                self._tls.recv(1)
-        except OSError as exc:
-            if not is_of_the_system(exc) or alert_in(exc):
-                raise
-
     def on_readable(self, notify: Callable[[], object]) -> None:
         """Set a function that is called when bytes, or the end, arrive and no task is reading (asyncio only).
 
