@@ -18,7 +18,8 @@ from attrs import define
 
 from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.structs import replace
-from sampling_async._pacing.loops import LoopYielder, Notifier
+from sampling_async._pacing.loops import Notifier
+from sampling_async._pacing.steps import LoopYielder
 from sampling_async._protocol.results import Columns, Listed, outcomes_from
 
 if TYPE_CHECKING:

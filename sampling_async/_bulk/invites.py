@@ -27,7 +27,7 @@ from sampling_async._contract.exchange import MAX_RETRY_AFTER, UNAVAILABLE
 from sampling_async._contract.headers import no_headers
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.structs import replace
-from sampling_async._pacing.loops import DECODE, JOURNAL, PERMIT
+from sampling_async._pacing.timeline import DECODE, JOURNAL, PERMIT
 from sampling_async._protocol.requests import Chunk, bulk_invite, cut, private_texts
 from sampling_async._protocol.results import Listed
 

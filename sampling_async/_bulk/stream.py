@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from sampling_async._contract.checks import text_of
 from sampling_async._contract.timing import Timing, explain
 from sampling_async._pacing.jobs import JobStream
-from sampling_async._pacing.loops import LoopYielder, pieces
+from sampling_async._pacing.steps import LoopYielder, pieces
 from sampling_async._protocol.requests import MAX_QUOTA_IDS
 from sampling_async._protocol.results import Answers, BulkInviteResult
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sampling_async._bulk.source import ChunkSource
     from sampling_async._contract.checks import Text
     from sampling_async._pacing.gate import Permit
-    from sampling_async._pacing.loops import Timeline
+    from sampling_async._pacing.timeline import Timeline
     from sampling_async._protocol.requests import InviteRequest
     from sampling_async._protocol.results import InviteOutcome
 

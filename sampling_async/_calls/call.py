@@ -28,8 +28,8 @@ from sampling_async._contract.errors import (
 from sampling_async._contract.exchange import MAX_RETRY_AFTER, TOO_MANY
 from sampling_async._contract.logs import PanelLogger
 from sampling_async._contract.timing import explain
-from sampling_async._pacing.loops import BACKOFF, HOLD, PERMIT, Timeline
 from sampling_async._pacing.outage import logger
+from sampling_async._pacing.timeline import BACKOFF, HOLD, PERMIT, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

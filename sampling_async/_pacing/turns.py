@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._pacing.limit import BARELY, AdaptiveLimit, Pace
-from sampling_async._pacing.loops import BusyIntervals
+from sampling_async._pacing.timeline import BusyIntervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -27,7 +27,8 @@ import anyio
 import httpx
 
 from sampling_async._contract.exchange import FORBIDDEN, Meaning, statuses
-from sampling_async._pacing.loops import BODY, FIRST_BYTE, SEND, asyncio_loop, while_alive
+from sampling_async._pacing.loops import asyncio_loop, while_alive
+from sampling_async._pacing.timeline import BODY, FIRST_BYTE, SEND
 from sampling_async._wire.bodies import Request
 from sampling_async._wire.connection import BodyStream, Connection, Response, Traffic, failing_as
 from sampling_async._wire.failures import Refusal

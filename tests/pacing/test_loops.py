@@ -17,17 +17,10 @@ import pytest
 import trio
 
 from sampling_async._pacing import loops as _loops
-from sampling_async._pacing.loops import (
-    BusyIntervals,
-    LoopClock,
-    LoopYielder,
-    Stepwise,
-    asyncio_loop,
-    let_go,
-    loop_clock,
-    running_loop,
-    runs_here,
-)
+from sampling_async._pacing.loops import LoopClock, asyncio_loop, loop_clock, running_loop, runs_here
+from sampling_async._pacing.steps import LoopYielder, let_go
+from sampling_async._pacing.timeline import BusyIntervals
+from sampling_async._wire.bodies import OnePart
 from sampling_async._wire.reader import SocketReader, TooSlow
 from sampling_async._wire.sockets import Wire
 
@@ -485,9 +478,9 @@ async def test_a_list_is_let_go_of_in_steps(rounds):
     assert rounds.readings == 1 + 9
 
 
-async def test_a_plain_iterable_is_read_with_async_for_and_stays_at_its_end():
-    source = Stepwise([1, 2])
-    assert [each async for each in source] == [1, 2]
+async def test_a_body_of_one_part_is_read_with_async_for_and_stays_at_its_end():
+    source = OnePart(b"whole")
+    assert [each async for each in source] == [b"whole"]
     with pytest.raises(StopAsyncIteration):
         await anext(source)
     await anyio.lowlevel.checkpoint()
