@@ -157,20 +157,11 @@ class Wire:
 
     def _readable(self, seconds: float, *, again: bool = True) -> Awaitable[None]:
         if self._waits is None:
-            return self._readable_by_anyio(seconds)
+            return _in_time(anyio.wait_readable, self._sock, seconds)
         return self._waits.readable(seconds, again=again)
 
-    async def _readable_by_anyio(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds) as scope:
-            await anyio.wait_readable(self._sock)
-        if scope.cancelled_caught:
-            raise TooSlow
-
-    async def _writable(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds) as scope:
-            await anyio.wait_writable(self._sock)
-        if scope.cancelled_caught:
-            raise TooSlow
+    def _writable(self, seconds: float) -> Awaitable[None]:
+        return _in_time(anyio.wait_writable, self._sock, seconds)
 
     def is_quiet(self) -> bool:
         """Return whether the peer has neither closed the connection nor sent anything since the last read.
@@ -229,6 +220,15 @@ class Wire:
     def post_handshake_auth(self) -> bool:
         """Whether the server may ask for our certificate after it has received a request."""
         return self._tls is not None and self._tls.context.post_handshake_auth
+
+
+async def _in_time(
+    wait: Callable[[socket.socket], Awaitable[None]], sock: socket.socket, seconds: float
+) -> None:
+    with anyio.move_on_after(seconds) as scope:
+        await wait(sock)
+    if scope.cancelled_caught:
+        raise TooSlow
 
 
 def _close(sock: socket.socket, reader: SocketReader | None, made_in: int) -> None:
