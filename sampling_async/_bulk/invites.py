@@ -34,7 +34,8 @@ from sampling_async._protocol.results import Listed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sampling_async._bulk.asked import Repetition, RequestedPairs
+    from sampling_async._bulk.asked import RequestedPairs
+    from sampling_async._bulk.job import EarlierOutcomes
     from sampling_async._calls.call import Caller
     from sampling_async._calls.reports import CallTrack, Hooks
     from sampling_async._contract.headers import HeaderReader
@@ -254,7 +255,9 @@ class Inviter:
         if self._caller.hooks is not None:
             self._report(job, chunk, self._caller.hooks)
 
-    async def _ask_repeated(self, job: Job, repetition: Repetition, new_permit: Callable[[], Permit]) -> None:
+    async def _ask_repeated(
+        self, job: Job, repetition: EarlierOutcomes, new_permit: Callable[[], Permit]
+    ) -> None:
         """Wait for the earlier requests about the same pairs. Send only what they did not send."""
         await checkpoint()
         outcomes = await repetition.settled()

@@ -6,7 +6,7 @@ job before it happens, and `Job.account` gives correct outcomes at any moment.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from sampling_async._calls.reports import MOST_ATTEMPTS, CallTrack
 from sampling_async._contract.errors import SamplingError, ServiceError, delivered
@@ -16,9 +16,8 @@ from sampling_async._protocol.requests import Chunk
 from sampling_async._protocol.results import Failed, Listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from sampling_async._bulk.asked import Repetition
     from sampling_async._calls.reports import Ended
     from sampling_async._contract.errors import Delivery
     from sampling_async._pacing.timeline import Timeline
@@ -45,6 +44,16 @@ class Answered:
         return map(outcome_of.__getitem__, self.chunk.each_place())
 
 
+class EarlierOutcomes(Protocol):
+    """Quota IDs of one member that the fan-out has requested before; see `Repetition`."""
+
+    def part(self, quota_ids: Sequence[int]) -> EarlierOutcomes: ...
+
+    def outcomes(self) -> tuple[InviteOutcome, ...]: ...
+
+    async def settled(self) -> tuple[InviteOutcome, ...]: ...
+
+
 class Job:
     """One chunk to send, and what is known about it so far."""
 
@@ -63,7 +72,7 @@ class Job:
     )
 
     def __init__(
-        self, chunk: Chunk, answered: Answered | None = None, repetition: Repetition | None = None
+        self, chunk: Chunk, answered: Answered | None = None, repetition: EarlierOutcomes | None = None
     ) -> None:
         self.chunk = chunk
         self.answered = answered  # the final outcomes, once they are known

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from attrs import frozen
 
-from sampling_async._bulk.asked import Repetition, RequestedPairs
+from sampling_async._bulk.asked import RequestedPairs
 from sampling_async._bulk.job import Answered, Job
 from sampling_async._contract.checks import number_above_0, whole_number
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
@@ -19,6 +19,7 @@ from sampling_async._protocol.results import Listed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from sampling_async._bulk.job import EarlierOutcomes
     from sampling_async._pacing.gate import Gate
     from sampling_async._protocol.requests import Chunk
     from sampling_async._protocol.results import InviteOutcome
@@ -63,7 +64,7 @@ class PendingChunks:
         whole: Chunk,
         size: int,
         known: Mapping[int, InviteOutcome] | None = None,
-        repetition: Repetition | None = None,
+        repetition: EarlierOutcomes | None = None,
     ) -> None:
         self._whole = whole
         self._size = size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import httpx
 from attrs import define
@@ -19,8 +19,6 @@ from sampling_async._wire.trust import ABOUT_THE_CLIENT, alert_in
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Callable, Generator, Mapping
-
-    from sampling_async._wire.engine import Engine
 
 
 @define
@@ -150,16 +148,26 @@ class Response(httpx.Response):
         await self.extensions["body"].aclose()
 
 
+class Pool(Protocol):
+    """What a body returns its connection to."""
+
+    def release(self, connection: Connection) -> None:
+        """Keep a connection for the next request, if it is ready for one."""
+
+    def drop(self, connection: Connection) -> None:
+        """Close a connection."""
+
+
 class BodyStream(httpx.AsyncByteStream):
     """The body of a response as it arrives. It holds the connection until the response is judged."""
 
-    def __init__(self, connection: Connection, answer: ResponseParser, seconds: float, engine: Engine) -> None:
+    def __init__(self, connection: Connection, answer: ResponseParser, seconds: float, pool: Pool) -> None:
         self.headers = answer.headers
         self.encoding = answer.fields.get(b"content-encoding", b"")
         self._connection = connection
         self._answer = answer
         self._seconds = seconds
-        self._engine = engine
+        self._pool = pool
         self._is_released = False
         self.is_over = answer.is_whole
         self.most = inf  # bytes on the wire, with head, chunk framing and trailers
@@ -187,7 +195,7 @@ class BodyStream(httpx.AsyncByteStream):
     def release(self) -> None:
         if not self._is_released:
             self._is_released = True
-            self._engine.release(self._connection)
+            self._pool.release(self._connection)
 
     @property
     def is_followed(self) -> bool:
@@ -199,7 +207,7 @@ class BodyStream(httpx.AsyncByteStream):
         The right one may still come, and would be taken for the response to the next request.
         """
         self._is_released = True
-        self._engine.drop(self._connection)
+        self._pool.drop(self._connection)
 
     async def aclose(self) -> None:
         """Close the connection if the body was not received to its end."""
