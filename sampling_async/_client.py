@@ -453,7 +453,7 @@ class SamplingClient:
         # This wakes the tasks that wait for a hold to end. They resume in the next await, and find the session
         # closed by then.
         if not self._is_view:
-            self._gate.close(wakes=self._session.is_at_home)
+            self._gate.close(wakes=self._session.is_in_its_loop)
         await self._session.aclose()
 
     async def _send_probe(self, seconds: float) -> Away | None:

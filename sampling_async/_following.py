@@ -11,7 +11,7 @@ import anyio
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import whole_number
 from sampling_async._pacing.background import BackgroundService
-from sampling_async._pacing.loops import LoopYielder
+from sampling_async._pacing.steps import LoopYielder
 from sampling_async.notifications import Fact, Inbox, QuotaStatus, StoreError, SurveyClosed, Validity
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import anyio
 from sampling_async import QuotaWatch
 from sampling_async._contract.checks import number_from_0, require_functions, require_instance
 from sampling_async._pacing.background import BackgroundService
-from sampling_async._pacing.loops import Notifier, let_go
+from sampling_async._pacing.loops import Notifier
+from sampling_async._pacing.steps import let_go
 from sampling_async._pacing.threads import in_thread
 from sampling_async._watch.changes import key_of
 from sampling_async.matching._index import QuotaIndex, require_kinds_and_policy

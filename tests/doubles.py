@@ -52,7 +52,7 @@ def steps_of_turns(monkeypatch: Any) -> list[int]:
     async def step(self: object, done: int = 1) -> None:
         steps.append(done)
 
-    monkeypatch.setattr("sampling_async._pacing.loops.LoopYielder.step", step)
+    monkeypatch.setattr("sampling_async._pacing.steps.LoopYielder.step", step)
     return steps
 
 

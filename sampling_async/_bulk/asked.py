@@ -18,7 +18,8 @@ from attrs import define
 
 from sampling_async._contract.errors import SamplingError
 from sampling_async._contract.structs import replace
-from sampling_async._pacing.loops import LoopYielder, Notifier
+from sampling_async._pacing.loops import Notifier
+from sampling_async._pacing.steps import LoopYielder
 from sampling_async._protocol.results import Columns, Listed, outcomes_from
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ MOST_BYTES: Final = 64 * 2**20  # how many bytes of requests one fan-out keeps, 
 MOST_INVITES: Final = 100_000  # how many invites one fan-out keeps: about 32 MB
 
 # Bytes, measured with tracemalloc on Python 3.11.
-_A_REQUEST: Final = 400
+_A_REQUEST: Final = 490
 _AN_OUTCOME: Final = 300
 _AN_INDEXED_ID: Final = 120
 
@@ -86,8 +87,7 @@ class RequestedPairs:
         self._most_bytes = most_bytes
         self._most_invites = most_invites
         self._bytes = self._invites = 0
-        # Nearly all members have one request, and need no list.
-        self._of_member: dict[str, EarlierRequest | list[EarlierRequest]] = {}
+        self._of_member: dict[str, list[EarlierRequest]] = {}
         self._indexes: dict[str, dict[int, EarlierRequest]] = {}  # of members that came again
         self._in_flight: dict[Job, EarlierRequest] = {}
         self._done: deque[EarlierRequest] = deque()
@@ -97,14 +97,13 @@ class RequestedPairs:
 
     def needs_index(self, member_code: str) -> bool:
         """Return whether `make_index` must be called before `earlier`, because it takes long."""
-        found = self._of_member.get(member_code)
-        return isinstance(found, list) and len(found) > _FEW and member_code not in self._indexes
+        return len(self._of_member.get(member_code, ())) > _FEW and member_code not in self._indexes
 
     async def make_index(self, member_code: str) -> None:
         """Index the requests of a member by quota ID, with turns for the event loop."""
         index: dict[int, EarlierRequest] = {}
         turns = LoopYielder()
-        for request in tuple(self._requests(member_code)):
+        for request in tuple(self._of_member.get(member_code, ())):
             quota_ids = request.quota_ids()
             index.update(dict.fromkeys(quota_ids, request))
             await turns.step(len(quota_ids))
@@ -117,7 +116,7 @@ class RequestedPairs:
         index = self._indexes.get(member_code)
         if index is None:
             index = {}
-            for each in self._requests(member_code):
+            for each in self._of_member[member_code]:
                 index.update(dict.fromkeys(each.quota_ids(), each))
             self._keep_index(member_code, index)
         if index.keys().isdisjoint(quota_ids):
@@ -137,11 +136,7 @@ class RequestedPairs:
         """Note that a job will send these quota IDs."""
         code = job.chunk.member_code
         self._in_flight[job] = request = EarlierRequest(code, job)
-        found = self._of_member.setdefault(code, request)
-        if isinstance(found, list):
-            found.append(request)
-        elif found is not request:
-            self._of_member[code] = [found, request]
+        self._of_member.setdefault(code, []).append(request)
         if self._indexes and (index := self._indexes.get(code)) is not None:
             before = len(index)
             index.update(dict.fromkeys(quota_ids, request))
@@ -176,10 +171,6 @@ class RequestedPairs:
 
     # --- What is kept, and for how long
 
-    def _requests(self, member_code: str) -> Sequence[EarlierRequest]:
-        found = self._of_member.get(member_code, [])
-        return found if isinstance(found, list) else (found,)
-
     def _keep_index(self, member_code: str, index: dict[int, EarlierRequest]) -> None:
         self._indexes[member_code] = index
         self._bytes += len(index) * _AN_INDEXED_ID
@@ -202,10 +193,8 @@ class RequestedPairs:
             for quota_id in of_this:
                 del index[quota_id]
             self._bytes -= len(of_this) * _AN_INDEXED_ID
-        found = self._of_member[code]
-        if isinstance(found, list):
-            found.remove(request)
-        if not found or found is request:
+        self._of_member[code].remove(request)
+        if not self._of_member[code]:
             del self._of_member[code]
             self._bytes -= len(self._indexes.pop(code, ())) * _AN_INDEXED_ID
         self._bytes -= request.size

@@ -11,7 +11,7 @@ from sampling_async._bulk.invites import Inviter
 from sampling_async._bulk.options import BULK
 from sampling_async._calls.attempt import Feedback
 from sampling_async._pacing.blocks import Block
-from sampling_async._pacing.gate import Gate, PermitToBegin
+from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._protocol.requests import MAX_QUOTA_IDS, Chunk, InviteRequest
 
 if TYPE_CHECKING:
@@ -39,6 +39,6 @@ class ClickInvites:
     ) -> tuple[InviteOutcome, ...]:
         """Send one request within so many seconds, or nothing; its response may be `late` by some more."""
         request, until = InviteRequest(member_code, quota_ids), self.gate.clock() + within
-        permit = PermitToBegin(self.gate, self.gate.kind(BULK).interactive, until, until + late)
+        permit = Permit(self.gate, self.gate.kind(BULK).interactive, until, late)
         chunk = Chunk(request.member_code, request.quota_ids[:MAX_QUOTA_IDS])
         return await self.new_inviter().ask_alone(chunk, permit, self.until_closed())

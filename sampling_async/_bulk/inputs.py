@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 import anyio
 
 from sampling_async._contract.errors import InvalidRequestError
-from sampling_async._pacing.loops import LoopYielder
+from sampling_async._pacing.steps import LoopYielder
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from sampling_async._contract.exchange import MAX_RETRY_AFTER, UNAVAILABLE
 from sampling_async._contract.headers import no_headers
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._contract.structs import replace
-from sampling_async._pacing.loops import DECODE, JOURNAL, PERMIT
+from sampling_async._pacing.timeline import DECODE, JOURNAL, PERMIT
 from sampling_async._protocol.requests import Chunk, bulk_invite, cut, private_texts
 from sampling_async._protocol.results import Listed
 
@@ -117,10 +117,6 @@ class Inviter:
         """The seconds that the fan-out still waits for the end of an outage; None if there is none."""
         caller, outage = self._caller, self._caller.outage
         return max(0.0, caller.patience - outage.away_for()) if outage.is_on else None
-
-    def shut_within(self, first: float, last: float) -> float:
-        """Return the seconds between two moments in which bulk invites waited for a hold or an outage."""
-        return self._caller.shut_within("bulk_invite", first, last)
 
     @property
     def has_given_up(self) -> bool:

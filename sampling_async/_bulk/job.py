@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sampling_async._calls.reports import Ended
     from sampling_async._contract.errors import Delivery
-    from sampling_async._pacing.loops import Timeline
+    from sampling_async._pacing.timeline import Timeline
     from sampling_async._protocol.results import Answers, InviteOutcome, OutcomeStatus
 
 

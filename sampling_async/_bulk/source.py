@@ -21,7 +21,7 @@ from sampling_async._bulk.inputs import AnyIterable, Input
 from sampling_async._bulk.job import Answered, Job, failed
 from sampling_async._bulk.options import PendingChunks
 from sampling_async._contract.errors import InvalidRequestError, SamplingError
-from sampling_async._pacing.loops import ENTRIES, LoopYielder, pieces
+from sampling_async._pacing.steps import ENTRIES, LoopYielder, pieces
 from sampling_async._protocol.requests import Chunk, InviteRequest, member_code_of, quota_id_of, request_of
 from sampling_async._protocol.results import InviteOutcome
 

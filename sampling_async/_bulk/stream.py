@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from sampling_async._contract.checks import text_of
 from sampling_async._contract.timing import Timing, explain
 from sampling_async._pacing.jobs import JobStream
-from sampling_async._pacing.loops import LoopYielder, pieces
+from sampling_async._pacing.steps import LoopYielder, pieces
 from sampling_async._protocol.requests import MAX_QUOTA_IDS
 from sampling_async._protocol.results import Answers, BulkInviteResult
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sampling_async._bulk.source import ChunkSource
     from sampling_async._contract.checks import Text
     from sampling_async._pacing.gate import Permit
-    from sampling_async._pacing.loops import Timeline
+    from sampling_async._pacing.timeline import Timeline
     from sampling_async._protocol.requests import InviteRequest
     from sampling_async._protocol.results import InviteOutcome
 
@@ -107,10 +107,6 @@ class OutcomeStream:
         # Both count the jobs that the user has received completely. `progress` adds the open jobs.
         self._answered = 0
         self._replayed = 0
-
-    def _reached(self) -> tuple[int, int]:
-        progress = self.progress
-        return progress.taken, progress.answered
 
     @property
     def progress(self) -> Progress:
@@ -212,7 +208,7 @@ class OutcomeStream:
             self._ended = self._clock()
             await self._jobs.__aexit__(exc_type, exc, traceback)
         finally:
-            await self._inviter.end(self._reached)
+            await self._inviter.end(lambda: (self.progress.taken, self.progress.answered))
         if exc_type is None:
             self._inviter.raise_test_failure()
 
@@ -253,7 +249,7 @@ class OutcomeStream:
         """Return where the time since the beginning went, as seen from the request that ended last."""
         timing = timeline.timing(last.attempts)
         # Before it was formed, others may have waited for what would have held it up too.
-        shut = self._inviter.shut_within(self._began, timeline.began)
+        shut = timeline.holds.within(self._began, timeline.began)
         permit = timing.permit + timeline.began - self._began - shut
         return evolve(timing, permit=permit, hold=timing.hold + shut)
 

@@ -26,9 +26,9 @@ from sampling_async._contract.exchange import ANSWERS, Reply
 from sampling_async._contract.headers import no_headers, request_id_of
 from sampling_async._contract.logs import PanelLogger
 from sampling_async._pacing.latency import LatencyHistogram
-from sampling_async._pacing.loops import CONNECT, DECODE
 from sampling_async._pacing.outage import Away
 from sampling_async._pacing.threads import in_thread
+from sampling_async._pacing.timeline import CONNECT, DECODE
 from sampling_async._protocol.refusals import ReceivedHeaders, disguised_refusal, refusal
 from sampling_async._wire.session import Track
 

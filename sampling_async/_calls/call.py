@@ -28,8 +28,8 @@ from sampling_async._contract.errors import (
 from sampling_async._contract.exchange import MAX_RETRY_AFTER, TOO_MANY
 from sampling_async._contract.logs import PanelLogger
 from sampling_async._contract.timing import explain
-from sampling_async._pacing.loops import BACKOFF, HOLD, PERMIT, Timeline
 from sampling_async._pacing.outage import logger
+from sampling_async._pacing.timeline import BACKOFF, HOLD, PERMIT, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -316,9 +316,6 @@ class Caller:
         longest = remaining - max(_LEAST_SECONDS, 0.0 if line is None else line(call.quota_ids))
         wait = max(error.retry_after or 0.0, min(wait, longest / 2))
         return wait if 0 <= wait < longest else None
-
-    def shut_within(self, endpoint: str, first: float, last: float) -> float:
-        return self._gate.kind(endpoint).shut.within(first, last)
 
     def must_be_of_this_loop(self) -> None:
         """Refuse use from another event loop than before: a task there would never get a permit."""

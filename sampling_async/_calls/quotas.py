@@ -14,7 +14,7 @@ from sampling_async._contract.records import Quotas, leave_out
 from sampling_async._json.fast import KnownSurveys
 from sampling_async._json.inventory import Inventory
 from sampling_async._pacing.gc_pauses import defer_full_gc
-from sampling_async._pacing.loops import BODY, DECODE
+from sampling_async._pacing.timeline import BODY, DECODE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sampling_async._contract.exchange import Call, Reply
-    from sampling_async._pacing.loops import Timeline
+    from sampling_async._pacing.timeline import Timeline
 
 instrumented: Any = None
 """The `Telemetry` of clients that are given none, if an instrumentor has set one."""

@@ -84,7 +84,7 @@ class Gate:
         self._kinds: dict[str, WorkKind] = {}
         self._all = WorkKind("", maximum)  # only its hold is used: the hold of all kinds
         self._held: set[Permit] = set()  # of all kinds
-        self._turns = FairQueue(self._kinds)
+        self._line = FairQueue(self._kinds)
         self._delayed: set[Permit] = set()  # that wait for the end of a hold or an outage, or for their pace
         self._held_back: set[anyio.CancelScope] = set()
         self._is_closed = False
@@ -218,11 +218,11 @@ class Gate:
                         self.grant(permit)
                         continue
                     now, time = self.clock(), permit.remaining
-                    waiter = self._turns.join(permit.lane, partial(self.grant, permit), now, time)
+                    waiter = self._line.join(permit.lane, partial(self.grant, permit), now, time)
                     self.serve()
                     # If it was this permit's turn, it is held now: then no event and no wait are needed.
                     if not permit.is_held:
-                        await self._turn_of(permit, waiter)
+                        await self._wait_in_line(permit, waiter)
                 elif wait := self._begin_or_wait(permit):
                     await self._interruptible_sleep(wait, permit)
                 else:
@@ -248,9 +248,9 @@ class Gate:
             is_next = False
         elif alone:
             is_next = True
-            self._turns.in_a_row = 0
-        elif is_next := self._turns.next() is permit.lane:
-            self._turns.count(permit.lane)
+            self._line.in_a_row = 0
+        elif is_next := self._line.next() is permit.lane:
+            self._line.count(permit.lane)
         if is_next:
             self.grant(permit)
             kind.pace.begin(now)
@@ -280,8 +280,8 @@ class Gate:
         """Use a permit's turn by the pace, or return the seconds until then. Release it if that is too late."""
         kind, now = permit.kind, self.clock()
         wait = 0.0
-        if kind.pace.is_on and not self._is_closed:
-            wait = kind.until_turn(now, permit.lane, permit.remaining, is_held=True)
+        if kind.pace.delays and not self._is_closed:
+            wait = kind.wait_by_pace(now, permit.lane, permit.remaining, is_held=True)
         if now + wait >= permit.leaves_at:
             permit.release()
             return 0.0
@@ -307,7 +307,7 @@ class Gate:
         """At the beginning of an outage, wake all waiters; at its end, start with one attempt of each kind."""
         if self._outage is not None and self._outage.is_on:
             # The waiters get no permit. They resume in `acquire`, which sees the outage and waits for its end.
-            for lane in self._turns.lanes():
+            for lane in self._line.lanes():
                 while lane:
                     lane.leave().wake()
             return
@@ -316,11 +316,11 @@ class Gate:
             kind.adaptive.start_again()
             kind.pace.end_rest()
 
-    async def _turn_of(self, permit: Permit, waiter: Waiter) -> None:
-        waiter.turn_came, permit.waiter = OneShotEvent(), waiter
+    async def _wait_in_line(self, permit: Permit, waiter: Waiter) -> None:
+        waiter.woken, permit.waiter = OneShotEvent(), waiter
         self.waiting += 1
         try:
-            await waiter.turn_came.wait()
+            await waiter.woken.wait()
         except BaseException:
             waiter.gave_up = True
             permit.was_cancelled(self.clock() - waiter.since)
@@ -338,7 +338,7 @@ class Gate:
         permit.among = len(self._held) + 1
         permit.kind.held.add(permit)
         self._held.add(permit)
-        if permit.kind.pace.is_on:
+        if permit.kind.pace.delays:
             permit.kind.next_to_begin = permit
 
     def release(self, permit: Permit) -> None:
@@ -355,12 +355,12 @@ class Gate:
 
     def serve(self) -> None:
         """Grant all free permits to the waiters whose turn it is."""
-        while len(self._held) < self.maximum and (lane := self._turns.next()) is not None:
-            self._turns.count(lane)
+        while len(self._held) < self.maximum and (lane := self._line.next()) is not None:
+            self._line.count(lane)
             self._grant_first(lane)
         # Only as many of them as are reserved: otherwise they would take, one by one, what a bulk gives up.
         while len(self._held) >= self.maximum and self._reserved:
-            lane = self._turns.first_interactive()
+            lane = self._line.first_interactive()
             if lane is None or not self._is_well() or self._interactive_held() >= self._reserved:
                 return
             self._grant_first(lane)
@@ -386,6 +386,7 @@ class Permit:
         gate: The gate that grants it.
         lane: The lane to queue in.
         until: The deadline by the gate's clock; the permit is of no use after it.
+        late: Seconds after that in which an attempt that has begun may still end.
 
     Attributes:
         kind: The state of the kind of work that it is for.
@@ -397,12 +398,12 @@ class Permit:
     """
 
     __slots__ = (
-        "_gate", "_until", "among", "generation", "is_withdrawn", "kind", "lane", "leaves_at", "waiter",
+        "_end", "_gate", "_until", "among", "generation", "is_withdrawn", "kind", "lane", "leaves_at", "waiter",
     )  # fmt: skip
 
-    def __init__(self, gate: Gate, lane: Lane, until: float = inf) -> None:
+    def __init__(self, gate: Gate, lane: Lane, until: float = inf, late: float = 0.0) -> None:
         self._gate = gate
-        self._until = until
+        self._until, self._end = until, until + late
         self.lane = lane
         self.kind = gate.kind(lane.kind)
         self.generation = 0
@@ -432,8 +433,10 @@ class Permit:
 
     @property
     def remaining(self) -> float:
-        """The seconds until the permit's deadline."""
-        return self._until if self._until == inf else self._until - self._gate.clock()
+        """The seconds in which it may be granted; once it is, those in which its attempt must end."""
+        if self._until == inf:
+            return inf
+        return (self._end if self.is_held else self._until) - self._gate.clock()
 
     @property
     def held_for(self) -> float:
@@ -451,7 +454,7 @@ class Permit:
             return remaining > 0
         if remaining < inf:
             now = self._gate.clock()
-            turn = self.kind.until_turn(now, self.lane, remaining)
+            turn = self.kind.wait_by_pace(now, self.lane, remaining)
             if self.is_waited_for:
                 remaining = self.kind.leaves_after(remaining)
             self.leaves_at = now + remaining
@@ -483,18 +486,3 @@ class Permit:
         """Release the permit, if it is held."""
         if self.is_held:
             self._gate.release(self)
-
-
-class PermitToBegin(Permit):
-    """A permit of use until one moment, for an attempt that may go on until a later one."""
-
-    __slots__ = ("_end",)
-
-    def __init__(self, gate: Gate, lane: Lane, until: float, end: float) -> None:
-        super().__init__(gate, lane, until)
-        self._end = end
-
-    @property
-    def remaining(self) -> float:
-        """The seconds in which it may be granted; once it is, those in which its attempt must end."""
-        return (self._end if self.is_held else self._until) - self._gate.clock()

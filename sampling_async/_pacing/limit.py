@@ -91,11 +91,11 @@ class Pace:
     the first that is accepted, time alone raises the rate to what it was, however few attempts there are.
 
     Attributes:
-        is_on: Whether there is a rate.
+        delays: Whether there is a rate, or a rest that has not ended.
     """
 
     def __init__(self, shares: int = 1) -> None:
-        self.is_on = False
+        self.delays = False
         self._shares = shares
         self._rate = inf  # a second, at the latest refusal: measured or guessed
         self._is_measured = False
@@ -191,7 +191,7 @@ class Pace:
         self._refused_at, self._latest_at, self._is_dry = now, now, True
         self._is_resumed, self._is_tried = False, False
         self._climb, self._lift, self._well_for = inf, 1.0, 0.0
-        self.is_on = self._unpaced is None or self._rests_until > now
+        self.delays = self._unpaced is None or self._rests_until > now
         self._next_at = max(self._next_at, now + self.gap) if self._unpaced is None else now
 
     def _set_rate(self, now: float) -> None:
@@ -262,7 +262,7 @@ class Pace:
 
     def rest(self, until: float) -> None:
         """Let no attempt begin until a moment, whatever the rate."""
-        self.is_on, self._rests_until = True, max(self._rests_until, until)
+        self.delays, self._rests_until = True, max(self._rests_until, until)
 
     def end_rest(self) -> None:
         self._rests_until = -inf
@@ -287,7 +287,7 @@ class Pace:
             climb = _CLIMB_FROM * 2**doublings
             self._climb = climb if climb < self._known_rate else inf
         self._lift_with_time()
-        if self.is_on:
+        if self.delays:
             gap = self.gap
             # The next attempt may begin one gap after this one was due. If this one is much later than due, the
             # gap counts from now: time without attempts does not allow a burst later. Only the lateness of the
@@ -296,7 +296,7 @@ class Pace:
             # turns of those who did not wait would add up, and outlast the guess.
             due = min(now, max(self._next_at, now - min(_TIMER_LATENESS, gap / 10)))
             self._next_at = due + gap
-            self.is_on = gap > 0  # without a rate, it was on for a rest
+            self.delays = gap > 0  # without a rate, it was on for a rest
 
     def _lift_with_time(self) -> None:
         """Let time raise the rate: after trouble to that of before, and a rough measurement beyond it."""

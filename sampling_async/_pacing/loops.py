@@ -1,24 +1,20 @@
-"""Event loops: waiting for a change that another task makes, long work in steps, the clock, and call stages."""
+"""Event loops, of asyncio and trio: which one runs, its clock, and waiting for a change of another task."""
 
 from __future__ import annotations
 
 import sys
 import time
 import types
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from math import fsum, inf
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 
-from sampling_async._contract.timing import STAGES, Timing
-
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Generator
+    from weakref import WeakMethod
 
 
 class Notifier:
@@ -75,99 +71,16 @@ class OneShotEvent:
             self._future.set_result(None)
 
 
-T = TypeVar("T")
-
-# Seconds of work after which other tasks must get a turn.
-_LONG: Final = 0.004
-
-ENTRIES: Final = 2**16
-"""The most entries of one dict. To grow a dict of a million entries takes 30 ms, and nothing else runs then."""
-
-# The most entries of each of several dicts that fill at the same rate: they all grow at the same moment.
-_ENTRIES_ALIKE: Final = 2**12
-
-# Steps between two readings of the clock: reading it takes as long as a small step.
-_EACH: Final = 16
-
-
-def pieces(entries: int) -> int:
-    """Return the number of dicts for a number of entries, so that no dict takes long to grow.
-
-    An entry belongs to the dict whose number is the remainder of its key: `key % pieces(entries)`.
-    """
-    return 1 + entries // _ENTRIES_ALIKE
-
-
-class Stepwise(AsyncIterator[T]):
-    """A plain iterable as an async iterator.
-
-    It is a class because an async generator that is not read to its end must be closed.
-    """
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = iter(items)
-
-    async def __anext__(self) -> T:
-        for item in self._items:
-            return item
-        raise StopAsyncIteration
-
-
-class LoopYielder:
-    """Turns for the event loop every few milliseconds, during work that does not await anything else."""
-
-    __slots__ = ("_since", "_steps")
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._since = time.perf_counter()
-
-    async def step(self, steps: int = 1) -> None:
-        """Count steps of the work as done, and let the event loop go round if it is time.
-
-        This is a good place to be cancelled: no step is half done.
-        """
-        self._steps += steps
-        if self._steps < _EACH:
-            return
-        self._steps = 0
-        if time.perf_counter() - self._since > _LONG:
-            # The first round handles timers and the network. The second one runs the tasks that these woke.
-            await anyio.lowlevel.checkpoint()
-            await anyio.lowlevel.checkpoint()
-            self._since = time.perf_counter()
-
-
-async def let_go(items: list[Any]) -> None:
-    """Forget objects one by one. To release a whole inventory at once would block the event loop."""
-    turns = LoopYielder()
-    while items:
-        items.pop()
-        await turns.step(_EACH)
-
-
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
     """Return the running asyncio loop; None on trio."""
     # asyncio takes long to import, and a program on trio may never need it. This is called several times for
     # each request, and an `import` statement costs more than the look into the table of modules.
-    loaded = sys.modules.get("asyncio")
-    if loaded is None:
+    loaded, trio = sys.modules.get("asyncio"), sys.modules.get("trio.lowlevel")
+    # In its guest mode trio runs inside an asyncio loop, which asyncio finds there too.
+    if loaded is None or (trio is not None and trio.in_trio_task()):
         return None
-    if "trio" not in sys.modules:
-        current: asyncio.AbstractEventLoop = loaded.get_running_loop()
-        return current
-    import asyncio  # noqa: PLC0415
-
-    # In its guest mode trio runs inside an asyncio loop. Then `get_running_loop` finds the asyncio loop, but
-    # this task belongs to trio. The token of anyio is that of the library that runs the task.
-    try:
-        token: object = anyio.lowlevel.current_token()
-    except RuntimeError:
-        # No task runs, for example in a callback of an asyncio loop. trio always runs one.
-        running: asyncio.AbstractEventLoop = loaded.get_running_loop()
-        return running
-    loop = getattr(token, "native_token", token)
-    return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
+    loop: asyncio.AbstractEventLoop = loaded.get_running_loop()
+    return loop
 
 
 def running_loop() -> object:
@@ -183,6 +96,13 @@ def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
+
+
+def while_alive(method: WeakMethod[Any], *args: object) -> None:
+    """Call a method if its object still exists: what an event loop holds must keep no dropped object alive."""
+    found = method()
+    if found is not None:
+        found(*args)
 
 
 @types.coroutine
@@ -239,73 +159,3 @@ class LoopClock:
             loop = asyncio_loop()
             self._time = _trio_clock() if loop is None else _asyncio_clock(loop)
         return self._time()
-
-
-_KEPT: Final = 256
-
-
-class BusyIntervals:
-    """The latest 256 spans of time in which somebody waited. Where several wait at once, that is one span."""
-
-    _since: float  # of the span that lasts
-
-    def __init__(self) -> None:
-        self.until = -inf  # when the latest span ended; inf while one lasts
-        self._ended: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-        self._waiting: set[object] = set()
-
-    def begin(self, who: object, now: float) -> None:
-        if not self._waiting:
-            self.until, self._since = inf, now
-        self._waiting.add(who)
-
-    def end(self, who: object, now: float) -> None:
-        if who not in self._waiting:
-            return
-        self._waiting.discard(who)
-        if not self._waiting:
-            self.until = now
-            self._ended.append((self._since, now))
-
-    def within(self, first: float, last: float) -> float:
-        spans = [*self._ended, *([(self._since, last)] if self._waiting else [])]
-        return fsum(max(0.0, min(end, last) - max(begin, first)) for begin, end in spans)
-
-
-PERMIT, HOLD, JOURNAL, BACKOFF, CONNECT, SEND, FIRST_BYTE, BODY, DECODE = range(len(STAGES))
-
-
-class Timeline:
-    """The stage that a running call is in, and the seconds in the stages before.
-
-    `holds` are the spans in which nothing of its kind was sent: a wait for a permit meanwhile is a hold.
-    """
-
-    __slots__ = ("_clock", "_holds", "_stage", "began", "seconds", "since")
-
-    def __init__(self, clock: Callable[[], float], holds: BusyIntervals) -> None:
-        self._clock = clock
-        self._holds = holds
-        self._stage = PERMIT
-        self.seconds = [0.0] * len(STAGES)  # in each stage, without the current one
-        self.since = self.began = clock()  # when the current stage began, and when the call did
-
-    def enter(self, stage: int) -> float:
-        """End the current stage and begin another, or the same one again. Return the time."""
-        now = self._clock()
-        spent = now - self.since
-        if self._stage == PERMIT and self._holds.until > self.since:
-            hold = self._holds.within(self.since, now)
-            self.seconds[HOLD] += hold
-            spent -= hold
-        self.seconds[self._stage] += spent
-        self._stage, self.since = stage, now
-        return now
-
-    def resume(self, stage: int) -> None:
-        """Begin a stage without ending the one before: the time since that belongs to the user."""
-        self._stage, self.since = stage, self._clock()
-
-    def timing(self, attempts: int) -> Timing:
-        self.enter(self._stage)
-        return Timing(**dict(zip(STAGES, self.seconds, strict=True)), attempts=attempts)

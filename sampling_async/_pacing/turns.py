@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from sampling_async._pacing.limit import BARELY, AdaptiveLimit, Pace
-from sampling_async._pacing.loops import BusyIntervals
+from sampling_async._pacing.timeline import BusyIntervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -103,14 +103,14 @@ class Waiter:
     It joined the line at `since`, and had so much `time` then, in seconds; without a deadline infinite.
     """
 
-    __slots__ = ("came", "gave_up", "grant", "since", "time", "turn_came")
+    __slots__ = ("came", "gave_up", "grant", "since", "time", "woken")
 
     def __init__(self, grant: Callable[[], object], came: int, since: float, time: float) -> None:
         self.since = since
         self.time = time
         self.grant = grant
         self.came = came  # a serial number: lower is earlier
-        self.turn_came: OneShotEvent | None = None  # created only if the task has to wait
+        self.woken: OneShotEvent | None = None  # created only if the task has to wait
         self.gave_up = False
 
     def is_late(self, now: float, callers: float) -> bool:
@@ -119,8 +119,8 @@ class Waiter:
         return time < inf and now - self.since >= min(_LONG_WAIT, _LATE_SHARE * time)
 
     def wake(self) -> None:
-        if self.turn_came is not None:
-            self.turn_came.set()
+        if self.woken is not None:
+            self.woken.set()
 
 
 class LeastTime:
@@ -195,10 +195,10 @@ class WorkKind:
         """Return after how many seconds in the line a call that somebody waits for has too little time left."""
         return left - min(_UNUSUAL * self.usual, _LEAVING_SHARE * left)
 
-    def until_turn(self, now: float, lane: Lane, remaining: float, *, is_held: bool = False) -> float:
+    def wait_by_pace(self, now: float, lane: Lane, remaining: float, *, is_held: bool = False) -> float:
         """Return the seconds until a permit's turn by the pace: soon, if the rate is only guessed."""
         pace, longest = self.pace, inf
-        if not pace.is_on:
+        if not pace.delays:
             return 0.0
         if not pace.is_measured:
             longest = _LONGEST_GUESS

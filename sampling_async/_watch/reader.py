@@ -6,8 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from sampling_async._contract.errors import ForbiddenError, SamplingError
-from sampling_async._pacing.loops import LoopYielder, Notifier
+from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import doubled
+from sampling_async._pacing.steps import LoopYielder
 from sampling_async._watch.changes import SYNCED, Change, Key, applied, differences
 
 if TYPE_CHECKING:

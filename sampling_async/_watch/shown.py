@@ -8,7 +8,7 @@ from attrs import define, evolve, field
 
 from sampling_async._contract.records import leave_out, may_list
 from sampling_async._contract.structs import replace
-from sampling_async._pacing.loops import LoopYielder
+from sampling_async._pacing.steps import LoopYielder
 from sampling_async._watch.changes import Key, key_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from sampling_async._contract.errors import (
 )
 from sampling_async._contract.records import safe_repr
 from sampling_async._pacing.background import BackgroundService
-from sampling_async._pacing.loops import let_go
+from sampling_async._pacing.steps import let_go
 from sampling_async._pacing.threads import in_thread, start
 from sampling_async._watch.reader import Board, PollSchedule, QuotaChanges
 from sampling_async._watch.shown import Closings, Shown

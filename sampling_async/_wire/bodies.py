@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import lru_cache
 from inspect import isasyncgen
@@ -17,11 +18,8 @@ from attrs import field, frozen
 from sampling_async._contract.checks import positive
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.exchange import NOT_MODIFIED
-from sampling_async._pacing.loops import Stepwise
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from sampling_async._contract.errors import Endpoint
 
 _MIB: Final = 2**20
@@ -54,6 +52,18 @@ class BodyLimits:
     def of(self, endpoint: Endpoint) -> tuple[int, int]:
         """Return the limits of an endpoint: as received, and decoded."""
         return (self.quotas, self.quotas) if endpoint == "get_quotas" else (self.wire, self.decoded)
+
+
+class OnePart(AsyncIterator[bytes]):
+    """A body that is one part. An async generator would have to be closed if it is not read to its end."""
+
+    def __init__(self, part: bytes) -> None:
+        self._parts = [part]
+
+    async def __anext__(self) -> bytes:
+        if not self._parts:
+            raise StopAsyncIteration
+        return self._parts.pop()
 
 
 class Head:
@@ -94,7 +104,7 @@ class RequestBody(httpx.AsyncByteStream):
         self.content = content
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return Stepwise((self.content,))
+        return OnePart(self.content)
 
 
 class LimitedBody:
@@ -139,7 +149,10 @@ class LimitedBody:
         if self._zipped > 1:
             raise _other_encoding()
         if self._source is None:
-            self._source = self._begun()
+            # A mock may have made the response from memory. Then httpx has decompressed it already.
+            is_read = self._response.is_stream_consumed
+            self._source = OnePart(self._response.content) if is_read else self._response.aiter_raw()
+            self._inflater = _Inflater(is_deflate=self._is_deflate) if self._zipped and not is_read else None
         while True:
             if self._inflater is not None and (part := self._inflater.next()):
                 # One received part can decompress to a thousand times its size, so each slice gives a turn.
@@ -155,19 +168,8 @@ class LimitedBody:
                 return raw
             self._inflater.feed(raw)
 
-    def _begun(self) -> AsyncIterator[bytes]:
-        """Return the parts as received."""
-        if self._response.is_stream_consumed:
-            # A mock made this response from memory, and httpx has decompressed it already.
-            return Stepwise((self._response.content,))
-        self._inflater = self._new_inflater() if self._zipped else None
-        return self._response.aiter_raw()
-
     def _is_misnamed(self, start: bytes) -> bool:
         return self._is_deflate and start[:1] in {b"{", b"["}
-
-    def _new_inflater(self) -> _Inflater:
-        return _Inflater(is_deflate=self._is_deflate)
 
     async def _next_raw(self, source: AsyncIterator[bytes]) -> bytes:
         while not (raw := await anext(source, None)):
@@ -203,11 +205,11 @@ class LimitedBody:
         raw: bytes = self.own.take()
         content = raw
         if self._zipped and not self._is_misnamed(raw):
-            self._inflater = self._new_inflater()
+            self._inflater = _Inflater(is_deflate=self._is_deflate)
             self._inflater.feed(raw)
             content = self._inflater.next()
             if not self._inflater.is_finished:  # it is read slice by slice, from the beginning
-                self._inflater, self._source = self._new_inflater(), Stepwise((raw,))
+                self._inflater, self._source = _Inflater(is_deflate=self._is_deflate), OnePart(raw)
                 return None
         self._wire_left -= len(raw)
         if self._wire_left < 0:

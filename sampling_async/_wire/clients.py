@@ -23,7 +23,7 @@ import httpx
 
 from sampling_async._contract.checks import shown
 from sampling_async._contract.errors import InvalidRequestError, is_test_failure
-from sampling_async._pacing.loops import BODY, FIRST_BYTE
+from sampling_async._pacing.timeline import BODY, FIRST_BYTE
 from sampling_async._wire.bodies import RequestBody
 from sampling_async._wire.failures import LIBRARIES, was_never_sent
 

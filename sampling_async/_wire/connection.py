@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import httpx
 from attrs import define
@@ -17,7 +18,7 @@ from sampling_async._wire.trust import ABOUT_THE_CLIENT, alert_in
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Generator, Mapping
 
 
 @define
@@ -80,10 +81,10 @@ class Connection:
         try:
             await self._wire.send(message, sent, seconds)
         except (OSError, TooSlow) as exc:
-            with WRITING:
+            with failing_as(httpx.WriteError, httpx.WriteTimeout):
                 # The server's alert, if there is one, explains more than the broken connection.
                 if is_of_the_system(exc):
-                    self._wire.must_not_be_refused()
+                    self._wire.is_silent()
                 raise
 
     def new_answer(self) -> ResponseParser:
@@ -94,7 +95,7 @@ class Connection:
         try:
             data = await self._wire.receive(seconds)
         except (OSError, TooSlow):
-            with READING:
+            with failing_as(httpx.ReadError, httpx.ReadTimeout):
                 raise
         self.received += len(data)
         self._traffic.received += len(data)
@@ -215,23 +216,16 @@ class BodyStream(httpx.AsyncByteStream):
             self.discard()
 
 
-class ErrorTranslator:
-    """A block in which errors of the system, and a time limit that passed, become errors of an exchange."""
-
-    def __init__(self, failure: type[httpx.TransportError], timeout: type[httpx.TransportError]) -> None:
-        self._failure = failure
-        self._timeout = timeout
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        if isinstance(exc, OSError) and is_of_the_system(exc):
-            raise self._failure(exc.strerror or type(exc).__name__) from exc
-        if isinstance(exc, TooSlow):
-            raise self._timeout(type(exc).__name__) from exc
-
-
-CONNECTING: Final = ErrorTranslator(httpx.ConnectError, httpx.ConnectTimeout)
-WRITING: Final = ErrorTranslator(httpx.WriteError, httpx.WriteTimeout)
-READING: Final = ErrorTranslator(httpx.ReadError, httpx.ReadTimeout)
+@contextmanager
+def failing_as(
+    failure: type[httpx.TransportError], timeout: type[httpx.TransportError]
+) -> Generator[None, None, None]:
+    """Turn errors of the system, and a time limit that passed, into errors of an exchange."""
+    try:
+        yield
+    except OSError as exc:
+        if not is_of_the_system(exc):
+            raise
+        raise failure(exc.strerror or type(exc).__name__) from exc
+    except TooSlow as exc:
+        raise timeout(type(exc).__name__) from exc

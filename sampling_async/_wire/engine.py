@@ -27,9 +27,10 @@ import anyio
 import httpx
 
 from sampling_async._contract.exchange import FORBIDDEN, Meaning, statuses
-from sampling_async._pacing.loops import BODY, FIRST_BYTE, SEND, asyncio_loop
+from sampling_async._pacing.loops import asyncio_loop, while_alive
+from sampling_async._pacing.timeline import BODY, FIRST_BYTE, SEND
 from sampling_async._wire.bodies import Request
-from sampling_async._wire.connection import CONNECTING, BodyStream, Connection, Response, Traffic
+from sampling_async._wire.connection import BodyStream, Connection, Response, Traffic, failing_as
 from sampling_async._wire.failures import Refusal
 from sampling_async._wire.http1 import ResponseParser
 from sampling_async._wire.sockets import Lookups, Wire, connect, is_of_the_system, received, send_whole
@@ -57,34 +58,31 @@ _SAYS: Final = {
 }
 
 
-class Tunnel:
-    """A tunnel through a proxy to a host. The proxy cannot read what TLS sends through it."""
+async def dig_tunnel(proxy: Proxy, host: str, port: int, sock: socket.socket) -> None:
+    """Send CONNECT on a new connection to the proxy. After that, all bytes go to the host.
 
-    def __init__(self, proxy: Proxy, host: str, port: int) -> None:
-        self._proxy = proxy
-        self._target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    async def dig(self, sock: socket.socket) -> None:
-        """Send CONNECT on a new connection to the proxy. After that, all bytes go to the host."""
-        lines = [f"CONNECT {self._target} HTTP/1.1", f"Host: {self._target}"]
-        lines += [f"{name}: {value}" for name, value in credentials_for(self._proxy).items()]
-        await send_whole(sock, "\r\n".join([*lines, "", ""]).encode("ascii"))
-        answer, rest, is_left_out = ResponseParser(), b"", False
-        try:
-            # Feed line by line, so that `rest` has exactly the bytes after the head.
-            while not answer.status:
-                line, rest = await _line(sock, rest)
-                is_left_out = bool(_FRAMING.match(line)) or (is_left_out and line.startswith((b" ", b"\t")))
-                if not is_left_out:
-                    answer.feed(line)
-        except httpx.RemoteProtocolError:
-            raise Refusal("the proxy did not respond in HTTP/1.1") from None
-        finally:
-            answer.let_go()
-        if answer.status not in _OK:
-            raise refusal_of(answer.status)
-        if rest:
-            raise Refusal("the proxy sent bytes after its response, before anything was sent to the host")
+    The proxy cannot read what TLS sends through the tunnel.
+    """
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+    lines += [f"{name}: {value}" for name, value in credentials_for(proxy).items()]
+    await send_whole(sock, "\r\n".join([*lines, "", ""]).encode("ascii"))
+    answer, rest, is_left_out = ResponseParser(), b"", False
+    try:
+        # Feed line by line, so that `rest` has exactly the bytes after the head.
+        while not answer.status:
+            line, rest = await _line(sock, rest)
+            is_left_out = bool(_FRAMING.match(line)) or (is_left_out and line.startswith((b" ", b"\t")))
+            if not is_left_out:
+                answer.feed(line)
+    except httpx.RemoteProtocolError:
+        raise Refusal("the proxy did not respond in HTTP/1.1") from None
+    finally:
+        answer.let_go()
+    if answer.status not in _OK:
+        raise refusal_of(answer.status)
+    if rest:
+        raise Refusal("the proxy sent bytes after its response, before anything was sent to the host")
 
 
 async def _line(sock: socket.socket, begun: bytes) -> tuple[bytes, bytes]:
@@ -258,7 +256,8 @@ class Engine(httpx.AsyncBaseTransport):
         return None
 
     async def _connect(self, url: httpx.URL, limits: Limits) -> Connection:
-        with anyio.move_on_after(limits["connect"]) as scope, CONNECTING:
+        connecting = failing_as(httpx.ConnectError, httpx.ConnectTimeout)
+        with anyio.move_on_after(limits["connect"]) as scope, connecting:
             wire = await self._opened(url)
             try:
                 if wire.is_silent():
@@ -277,7 +276,7 @@ class Engine(httpx.AsyncBaseTransport):
         host, port = url.raw_host.decode("ascii"), url.port or (443 if tls else 80)
         through, nearest = None, (host, port)
         if self._proxy is not None:
-            through = Tunnel(self._proxy, host, port).dig if tls else None
+            through = partial(dig_tunnel, self._proxy, host, port) if tls else None
             nearest = self._proxy.host, self._proxy.port
         addresses = await self._lookups.addresses(*nearest)
         session = self._session
@@ -296,17 +295,14 @@ class Engine(httpx.AsyncBaseTransport):
             try:
                 self._tls = default_context()
             except Unusable as exc:
-                problem = str(exc)
-            else:
-                return self._tls
-            raise Refusal(problem, permanent=True)
+                raise Refusal(str(exc), permanent=True) from None
         return self._tls
 
     def _welcomed(self, wire: Wire) -> Connection:
         self._idle_time.opened_within(wire.opened_within)
         connection = Connection(wire, self.traffic)
         self.traffic.opened += 1
-        wire.on_readable(partial(_look_at, weakref.ref(self), weakref.ref(connection)))
+        wire.on_readable(partial(while_alive, weakref.WeakMethod(self.look_at), weakref.ref(connection)))
         return connection
 
     def release(self, connection: Connection) -> None:
@@ -333,9 +329,10 @@ class Engine(httpx.AsyncBaseTransport):
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set the timer that closes the oldest connection. One timer serves all, and it is never cancelled."""
         seconds = self._idle_time.seconds - self._idle[0].age(time.monotonic())
-        alive: weakref.ref[Engine] = weakref.ref(self)
         # In a context of its own: that of the task may hold the data of a request, and outlive it here.
-        self._timer = loop.call_later(max(0.0, seconds), _clear, alive, loop, context=Context())
+        self._timer = loop.call_later(
+            max(0.0, seconds), while_alive, weakref.WeakMethod(self.clear), loop, context=Context()
+        )
 
     def clear(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
@@ -353,8 +350,10 @@ class Engine(httpx.AsyncBaseTransport):
             else:
                 self._note_end_of(connection, now)
 
-    def look_at(self, connection: Connection) -> None:
+    def look_at(self, readable: weakref.ref[Connection]) -> None:
         """Close a connection, idle or not judged yet, if it was closed or has bytes without a request."""
+        if (connection := readable()) is None:
+            return
         if (connection in self._idle or connection.is_answered) and not connection.is_quiet():
             with suppress(ValueError):
                 self._idle.remove(connection)
@@ -377,20 +376,6 @@ class Engine(httpx.AsyncBaseTransport):
     def close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
-
-
-# The event loop holds this function and the next one. With weak references, it does not keep a dropped engine
-# alive.
-def _look_at(engine: weakref.ref[Engine], connection: weakref.ref[Connection]) -> None:
-    alive, readable = engine(), connection()
-    if alive is not None and readable is not None:
-        alive.look_at(readable)
-
-
-def _clear(engine: weakref.ref[Engine], loop: asyncio.AbstractEventLoop) -> None:
-    alive = engine()
-    if alive is not None:
-        alive.clear(loop)
 
 
 def _check_proxy_accepts(answer: ResponseParser, sent: Callable[[bool], None]) -> None:

@@ -44,12 +44,12 @@ class ResponseParser:
         "_head",
         "_is_framed",
         "_is_rewritten",
-        "_is_surplus",
         "_parser",
         "_parts",
         "_stays_open",
         "fields",
         "headers",
+        "is_followed",
         "is_whole",
         "status",
     )
@@ -67,7 +67,7 @@ class ResponseParser:
         self._is_rewritten = False  # the head was rewritten
         # The head says where the body ends. Otherwise the end of the connection is the end of the body.
         self._is_framed = False
-        self._is_surplus = False  # bytes came after the response
+        self.is_followed = False  # bytes came after the response
         self._stays_open = False  # the server keeps the connection open
 
     def feed(self, data: bytes) -> None:
@@ -76,7 +76,7 @@ class ResponseParser:
             self._end()
             return
         if self.is_whole:
-            self._is_surplus = self._is_surplus or bool(data.strip(b"\r\n"))
+            self.is_followed = self.is_followed or bool(data.strip(b"\r\n"))
             return
         if not self._collects_head:
             self._parse(data)
@@ -102,7 +102,7 @@ class ResponseParser:
             # After a complete response, the wrong bytes are surplus and the response itself is valid.
             if not self.is_whole:
                 raise NotHttp from None
-            self._is_surplus = True
+            self.is_followed = True
         if self.is_whole:
             self.let_go()
         if not self.status:
@@ -146,18 +146,14 @@ class ResponseParser:
         self._parser = None
 
     @property
-    def is_followed(self) -> bool:
-        return self._is_surplus
-
-    @property
     def leaves_reusable(self) -> bool:
         """Whether the body's end is certain, nothing followed, and the server keeps the connection."""
-        return self._stays_open and self._is_framed and not self._is_surplus
+        return self._stays_open and self._is_framed and not self.is_followed
 
     # --- Callbacks of the parser -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._is_surplus = self.is_whole
+        self.is_followed = self.is_whole
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # With a status set, this is a trailer or a header of a second response.

@@ -150,7 +150,7 @@ class Track:
         return "unknown" if self.sent or self.ambiguous else "not_sent"
 
 
-class _Home:
+class _SharedState:
     """What all sessions over the same connections share."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class Session:
         self._base_path = base_url.raw_path.decode("ascii").rstrip("/")
         # A function without a reference to the session: results keep it, and must not keep connections.
         self.private = partial(_forms_of, api_key, tuple(headers.values()))
-        self._home = _Home()
+        self._shared = _SharedState()
         self._set_limits(timeouts)
         self._limits = limits
         self._has_proxy = proxy is not None
@@ -233,12 +233,12 @@ class Session:
         self.timeouts = timeouts
         self._limits_for = lru_cache(maxsize=256)(self._made_limits)
         self._blocks = DeadlineScopes()
-        self._home.blocks.add(self._blocks)
+        self._shared.blocks.add(self._blocks)
 
     @property
     def closed(self) -> bool:
         """Whether this session was closed, or the one that the connections belong to."""
-        return self._is_closed or self._home.closed
+        return self._is_closed or self._shared.closed
 
     def attempt(
         self, call: Call[Any], track: Track, within: float = inf, read: BodyReader | None = None
@@ -368,10 +368,10 @@ class Session:
         if self.closed:
             raise ClientClosedError("the client is closed; make a new one")
         loop = running_loop()
-        if self._home.loop is None:
+        if self._shared.loop is None:
             _must_not_repeat_a_program()
-            self._home.loop = loop
-        elif self._home.loop != loop:
+            self._shared.loop = loop
+        elif self._shared.loop != loop:
             raise InvalidRequestError(
                 "this client belongs to another event loop; make a client for each loop (in "
                 "pytest-asyncio: give the client's fixture and its tests the same loop_scope)"
@@ -379,9 +379,9 @@ class Session:
         self._over.check_usable()
 
     @property
-    def is_at_home(self) -> bool:
+    def is_in_its_loop(self) -> bool:
         """Whether the current event loop is the one the session was used in, or it was not used yet."""
-        return self._home.loop in (None, running_loop())
+        return self._shared.loop in (None, running_loop())
 
     async def aclose(self) -> None:
         """End all running attempts with `ClientClosedError`, wait for them, and close the connections.
@@ -393,14 +393,14 @@ class Session:
         self._is_closed = True
         closed = [self._blocks]
         if not self._is_view:
-            self._home.closed, closed = True, list(self._home.blocks)
+            self._shared.closed, closed = True, list(self._shared.blocks)
         for blocks in closed:
             blocks.shut()
         if not self._is_view and self.engine is not None:
             self.engine.close()
-        at_home = self.is_at_home
+        in_its_loop = self.is_in_its_loop
         with anyio.CancelScope(shield=True):
-            if at_home:
+            if in_its_loop:
                 # With a limit: an attempt that closes its own client would wait here for its own end.
                 with anyio.move_on_after(_CLOSING_SECONDS):
                     for blocks in closed:
@@ -408,13 +408,13 @@ class Session:
             if self._is_view:
                 return
             # A foreign transport is not closed from another event loop: its connections ended with its own one.
-            if at_home or self.engine is not None:
+            if in_its_loop or self.engine is not None:
                 with anyio.move_on_after(_CLOSING_SECONDS):
                     for each in (self._over, *self._stock.values()):
                         await each.aclose()
 
     def __del__(self) -> None:
-        if not self._is_view and self._home.loop is not None and not self.closed:
+        if not self._is_view and self._shared.loop is not None and not self.closed:
             text = f"unclosed SamplingClient of {self._base_url.host}: use `async with`, or call aclose()"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 

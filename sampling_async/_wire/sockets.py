@@ -51,36 +51,14 @@ def is_of_the_system(exc: BaseException) -> bool:
     return isinstance(exc, OSError) and exc.errno is not None
 
 
-class _Forks:
-    """The number of forks that led to this process; reading it is six times as fast as `os.getpid`.
-
-    After a fork, parent and child have the same sockets, and bytes that one of them reads are lost for the
-    other. So an object keeps the count from the time it was made, and is not used if it has changed.
-    """
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def note(self) -> None:
-        self.count += 1
-
-
-forks = _Forks()
-
-with suppress(AttributeError):  # Windows has no forks
-    os.register_at_fork(after_in_child=forks.note)
-
-
 class Wire:
     """An open connection. Closing is immediate; a connection that is dropped closes itself."""
 
     __slots__ = (
         "__weakref__",
         "_asked",
-        "_forks",
         "_is_tcp",
+        "_process",
         "_sock",
         "_tls",
         "_waits",
@@ -94,13 +72,14 @@ class Wire:
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._is_tcp = sock.family in _TCP
         self._asked = 0  # the length of the request, until the response begins
-        self._forks = forks.count
+        # After a fork, parent and child have the same socket, and what one of them reads is lost for the other.
+        self._process = os.getpid()
         # The default event loop of Windows cannot watch sockets.
         loop = asyncio_loop() if sys.platform != "win32" else None
         self._waits = None if loop is None else SocketReader(loop, sock.fileno())
         # `finalize` keeps socket and reader alive until it runs. The event loop must stop watching before the
         # descriptor is closed. If both were only collected together with this object, the order would be open.
-        self.close: Callable[[], object] = weakref.finalize(self, _close, sock, self._waits, forks.count)
+        self.close: Callable[[], object] = weakref.finalize(self, _close, sock, self._waits, self._process)
 
     async def send(self, data: bytes, sent: Callable[[bool], None], seconds: float = inf) -> None:
         """Send all the data, or raise `TooSlow` if the peer accepts none of it for some seconds.
@@ -110,7 +89,6 @@ class Wire:
         self._asked = left = len(data)
         rest: bytes | memoryview = data
         while left:
-            self._check_process()
             # Before the call, not after it: a signal handler may raise in between.
             sent(True)
             try:
@@ -140,7 +118,6 @@ class Wire:
             # With `_asked`, this is the first wait since the request was sent.
             await self._readable(seconds, again=not self._asked)
         while True:
-            self._check_process()
             try:
                 data = self._sock.recv(_RECEIVED_AT_ONCE)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as exc:
@@ -166,10 +143,6 @@ class Wire:
                     errno.EPROTO, "bytes came before the request had arrived, so they are not its response"
                 )
 
-    def _check_process(self) -> None:
-        if self._forks != forks.count:
-            raise OSError(errno.EBADF, "the connection belongs to the parent process of this fork")
-
     async def _ready_again(
         self, exc: OSError, usual: Callable[[float], Awaitable[None]], seconds: float
     ) -> None:
@@ -184,24 +157,18 @@ class Wire:
 
     def _readable(self, seconds: float, *, again: bool = True) -> Awaitable[None]:
         if self._waits is None:
-            return self._readable_by_anyio(seconds)
+            return _in_time(anyio.wait_readable, self._sock, seconds)
         return self._waits.readable(seconds, again=again)
 
-    async def _readable_by_anyio(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds) as scope:
-            await anyio.wait_readable(self._sock)
-        if scope.cancelled_caught:
-            raise TooSlow
-
-    async def _writable(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds) as scope:
-            await anyio.wait_writable(self._sock)
-        if scope.cancelled_caught:
-            raise TooSlow
+    def _writable(self, seconds: float) -> Awaitable[None]:
+        return _in_time(anyio.wait_writable, self._sock, seconds)
 
     def is_quiet(self) -> bool:
-        """Return whether the peer has neither closed the connection nor sent anything since the last read."""
-        if self._forks != forks.count:
+        """Return whether the peer has neither closed the connection nor sent anything since the last read.
+
+        A connection of the parent process is never quiet in a child.
+        """
+        if self._process != os.getpid():
             return False
         try:
             # Looks at the TCP socket, under TLS too. TLS holds no bytes of its own here, so any bytes, a record
@@ -229,15 +196,6 @@ class Wire:
             raise
         return False
 
-    def must_not_be_refused(self) -> None:
-        """After a failure to send: raise the alert with which the peer ended TLS, if there is an unread one."""
-        try:
-            if self._tls is not None:
-                self._tls.recv(1)
-        except OSError as exc:
-            if not is_of_the_system(exc) or alert_in(exc):
-                raise
-
     def on_readable(self, notify: Callable[[], object]) -> None:
         """Set a function that is called when bytes, or the end, arrive and no task is reading (asyncio only).
 
@@ -264,11 +222,20 @@ class Wire:
         return self._tls is not None and self._tls.context.post_handshake_auth
 
 
-def _close(sock: socket.socket, reader: SocketReader | None, made_after: int) -> None:
+async def _in_time(
+    wait: Callable[[socket.socket], Awaitable[None]], sock: socket.socket, seconds: float
+) -> None:
+    with anyio.move_on_after(seconds) as scope:
+        await wait(sock)
+    if scope.cancelled_caught:
+        raise TooSlow
+
+
+def _close(sock: socket.socket, reader: SocketReader | None, made_in: int) -> None:
     if reader is None:
         sock.close()
     else:
-        reader.close(sock, is_forked=made_after != forks.count)
+        reader.close(sock, is_forked=made_in != os.getpid())
 
 
 async def connect(
@@ -429,7 +396,7 @@ class Lookups:
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[tuple[int, str, int], Run[Addresses | OSError]] = {}
+        self._under_way: dict[tuple[str, int], Run[Addresses]] = {}
 
     async def addresses(self, host: str, port: int) -> Addresses:
         """Return the addresses of a host. An IP address needs no lookup."""
@@ -440,29 +407,17 @@ class Lookups:
         run = self._run(host, port)
         # A cancellation here does not end the lookup: other tasks may wait for it.
         await run.over.wait()
-        found = run.result()
-        if isinstance(found, OSError):
-            # A new exception for each task. A shared one would collect the traceback of every task.
-            raise type(found)(*found.args)
-        return found
+        run.check()
+        return run.result()
 
-    def _run(self, host: str, port: int) -> Run[Addresses | OSError]:
-        # With the fork count: the thread of a lookup that began before a fork does not exist in the child.
-        key = forks.count, host, port
-        run = self._under_way.get(key)
+    def _run(self, host: str, port: int) -> Run[Addresses]:
+        run = self._under_way.get((host, port))
         if run is None or run.over.is_set():
             try:
-                run = self._under_way[key] = start(_looked_up, host, port)
+                run = self._under_way[host, port] = start(_found, host, port)
             except RuntimeError as exc:
                 raise OSError(errno.EAGAIN, "no thread could be started to look up the host name") from exc
         return run
-
-
-def _looked_up(host: str, port: int) -> Addresses | OSError:
-    try:
-        return _found(host, port)
-    except OSError as exc:
-        return exc
 
 
 def _found(host: str, port: int, flags: int = 0) -> Addresses:

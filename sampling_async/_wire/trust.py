@@ -126,18 +126,13 @@ def context_of_files(ca_file: str | None, client_cert: str | None) -> ssl.SSLCon
     if not (ca_file or client_cert):
         return None
     try:
-        context = _trusting(ca_file) if ca_file else default_context()
+        given, trusting = _GIVEN % "SAMPLING_CA_FILE", partial(ssl.create_default_context, cafile=ca_file)
+        context = _used(given, ca_file, trusting) if ca_file else default_context()
         if client_cert:
             _used(_GIVEN % "SAMPLING_CLIENT_CERT", client_cert, lambda: _identify(context, client_cert))
     except Unusable as exc:
-        problem = str(exc)
-    else:
-        return context
-    raise InvalidRequestError(problem)
-
-
-def _trusting(ca_file: str) -> ssl.SSLContext:
-    return _used(_GIVEN % "SAMPLING_CA_FILE", ca_file, lambda: ssl.create_default_context(cafile=ca_file))
+        raise InvalidRequestError(str(exc)) from None
+    return context
 
 
 def _identify(context: ssl.SSLContext, client_cert: str) -> ssl.SSLContext:

@@ -12,7 +12,7 @@ from attrs import field, frozen
 from sampling_async import Invite, from_json
 from sampling_async._contract.checks import whole_from_1
 from sampling_async._contract.records import hidden
-from sampling_async._pacing.loops import LoopYielder
+from sampling_async._pacing.steps import LoopYielder
 from sampling_async._protocol.lessons import LESSONS, Lesson, rule_for
 
 DAY: Final = 86_400.0  # in seconds, as the next

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import os
 import sys
 import threading
 import warnings
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeAlias, Typ
 import anyio
 
 from sampling_async._contract.errors import ClientClosedError
-from sampling_async._wire.sockets import forks
 
 if TYPE_CHECKING:
     import asyncio
@@ -171,7 +171,7 @@ class _Loop:
         self._starting = _thread.allocate_lock()  # taken by the one who starts it, for good
         self._aclose = aclose
         self._still_open = still_open
-        self._forks = forks.count
+        self._process = os.getpid()
         # A daemon: the program may end without closing the client. `atexit` closes it then.
         self._thread = threading.Thread(target=self._run, name="sampling_async.sync", daemon=True)
 
@@ -187,7 +187,7 @@ class _Loop:
     @property
     def is_of_a_parent(self) -> bool:
         """Whether this process was forked since the start, so that the thread is in another process."""
-        return self._forks != forks.count
+        return self._process != os.getpid()
 
     @property
     def is_mine(self) -> bool:

@@ -296,6 +296,6 @@ async def test_what_is_forgotten_leaves_nothing_behind(bounded, monkeypatch):
     assert 0 < asked._bytes <= 20_000
     assert not asked._in_flight
     assert asked._invites == sum(len(request.answers.invites) for request in kept)
-    assert sum(len(asked._requests(f"m{n}")) for n in range(3)) == len(kept)
+    assert sum(len(asked._of_member.get(f"m{n}", ())) for n in range(3)) == len(kept)
     assert asked._bytes == sum(request.size for request in kept) + 120 * sum(map(len, asked._indexes.values()))
     assert set(asked._with_invites) <= set(kept)

@@ -17,7 +17,7 @@ from sampling_async import (
 from sampling_async._bulk.invites import Inviter
 from sampling_async._bulk.job import Answered, Job, failed, interrupted
 from sampling_async._contract.errors import delivered
-from sampling_async._pacing.loops import BusyIntervals, Timeline
+from sampling_async._pacing.timeline import BusyIntervals, Timeline
 from sampling_async._protocol.requests import Chunk
 from sampling_async._wire.session import Track
 

@@ -16,7 +16,7 @@ from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Jo
 from sampling_async._bulk.options import spread
 from sampling_async._bulk.source import FanOutSource, MemberSource, checked_request, counted_in_steps, source_of
 from sampling_async._pacing.latency import Line
-from sampling_async._pacing.loops import ENTRIES
+from sampling_async._pacing.steps import ENTRIES
 
 LOST = SamplingError("lost", delivery="unknown")
 REJECTED = InviteOutcome("m", 1, "rejected", None, 9, "QUOTA_NOT_LIVE")

@@ -24,7 +24,7 @@ from sampling_async import (
 from sampling_async._bulk.source import checked_request
 from sampling_async._contract.headers import no_headers
 from sampling_async._contract.timing import explain
-from sampling_async._pacing.loops import BACKOFF, BODY, CONNECT, DECODE, PERMIT, BusyIntervals, Timeline
+from sampling_async._pacing.timeline import BACKOFF, BODY, CONNECT, DECODE, PERMIT, BusyIntervals, Timeline
 from sampling_async.simulator import Latency, Simulator
 
 

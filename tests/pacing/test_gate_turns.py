@@ -151,7 +151,7 @@ async def test_after_nine_interactive_calls_a_permit_is_renewed_in_front_of_the_
     async with anyio.create_task_group() as tasks:
         parked = await waiting_for(shut, lane, tasks)
         calls = [await waiting_for(shut, shut.kind("work").interactive, tasks) for _ in range(2)]
-        shut._turns.in_a_row = 9
+        shut._line.in_a_row = 9
         assert permit.renew()
         assert not permit.renew()  # that was the turn of the other lanes
         for call in (*calls, parked):
@@ -349,7 +349,7 @@ async def test_after_a_renewal_with_nobody_else_nine_interactive_calls_go_first(
     shut, lane, order = doubles.gate(1), Lane("work"), []
     permit = Permit(shut, lane)
     await permit.acquire()
-    shut._turns.in_a_row = 9
+    shut._line.in_a_row = 9
     assert permit.renew()
 
     async def use(name: str, lane: Lane) -> None:

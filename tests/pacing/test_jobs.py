@@ -13,7 +13,7 @@ from anyio import wait_all_tasks_blocked
 from sampling_async._pacing.background import ReadAhead
 from sampling_async._pacing.gate import Permit
 from sampling_async._pacing.jobs import JobStream
-from sampling_async._pacing.loops import Stepwise, pieces
+from sampling_async._pacing.steps import pieces
 from sampling_async._pacing.turns import Lane
 
 
@@ -32,12 +32,24 @@ class Number:
         self.result: int | None = None
 
 
+class Items:
+    """A plain iterable as an async iterator."""
+
+    def __init__(self, items) -> None:
+        self._items = iter(items)
+
+    async def __anext__(self):
+        for item in self._items:
+            return item
+        raise StopAsyncIteration
+
+
 class Drawer:
     """A source of numbers from an iterator or async generator."""
 
     def __init__(self, numbers, drawn: list[int] | None = None) -> None:
         self.job: Number | None = None
-        self._numbers = numbers if hasattr(numbers, "__anext__") else Stepwise(numbers)
+        self._numbers = numbers if hasattr(numbers, "__anext__") else Items(numbers)
         self._drawn = [] if drawn is None else drawn
 
     async def draw(self) -> Number | None:

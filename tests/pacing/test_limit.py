@@ -485,7 +485,7 @@ def test_a_rest_keeps_attempts_from_beginning_and_leaves_no_rate():
     pace.rest(3.0)
     assert (pace.wait(1.5), pace.wait(2.9, 0.25), pace.wait(3.0)) == (1.5, pytest.approx(0.1), 0.0)
     pace.begin(3.0)
-    assert (pace.is_on, pace.rate, pace.wait(3.0)) == (False, math.inf, 0.0)
+    assert (pace.delays, pace.rate, pace.wait(3.0)) == (False, math.inf, 0.0)
 
 
 def test_a_rest_is_as_long_as_the_longest_and_ends_with_an_outage():

@@ -17,19 +17,12 @@ import pytest
 import trio
 
 from sampling_async._pacing import loops as _loops
-from sampling_async._pacing.loops import (
-    BusyIntervals,
-    LoopClock,
-    LoopYielder,
-    Stepwise,
-    asyncio_loop,
-    let_go,
-    loop_clock,
-    running_loop,
-    runs_here,
-)
+from sampling_async._pacing.loops import LoopClock, asyncio_loop, loop_clock, running_loop, runs_here
+from sampling_async._pacing.steps import LoopYielder, let_go
+from sampling_async._pacing.timeline import BusyIntervals
+from sampling_async._wire.bodies import OnePart
 from sampling_async._wire.reader import SocketReader, TooSlow
-from sampling_async._wire.sockets import Wire, forks
+from sampling_async._wire.sockets import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,15 +39,6 @@ async def test_asyncio_loop_returns_the_loop_of_asyncio_or_none(anyio_backend_na
 async def test_the_loop_is_found_whichever_libraries_are_loaded(anyio_backend_name, monkeypatch):
     monkeypatch.delitem(sys.modules, "trio" if anyio_backend_name == "asyncio" else "asyncio")
     assert (asyncio_loop() is None) is (anyio_backend_name == "trio")
-
-
-async def test_older_and_newer_tokens_of_anyio_give_the_loop(monkeypatch):
-    class Token:
-        native_token = asyncio_loop()
-
-    for token in (Token(), Token.native_token):
-        monkeypatch.setattr(anyio.lowlevel, "current_token", lambda token=token: token)
-        assert asyncio_loop() is Token.native_token
 
 
 def test_the_loop_is_found_in_a_callback_in_which_no_task_runs():
@@ -412,7 +396,7 @@ async def test_bytes_that_tls_has_decrypted_are_returned_without_waiting(monkeyp
 
     wire = Wire.__new__(Wire)
     wire._sock = wire._tls = Pending()
-    wire._waits, wire._asked, wire._forks = None, 0, forks.count
+    wire._waits, wire._asked = None, 0
     assert await wire.receive() == b"a"
 
 
@@ -494,9 +478,9 @@ async def test_a_list_is_let_go_of_in_steps(rounds):
     assert rounds.readings == 1 + 9
 
 
-async def test_a_plain_iterable_is_read_with_async_for_and_stays_at_its_end():
-    source = Stepwise([1, 2])
-    assert [each async for each in source] == [1, 2]
+async def test_a_body_of_one_part_is_read_with_async_for_and_stays_at_its_end():
+    source = OnePart(b"whole")
+    assert [each async for each in source] == [b"whole"]
     with pytest.raises(StopAsyncIteration):
         await anext(source)
     await anyio.lowlevel.checkpoint()

@@ -16,6 +16,7 @@ import wire
 from wire_kit import NO_KEY, Counted, FakeConnection, client_of, client_served_by, engine_with
 
 from sampling_async import BodyLimits, DecodeError, Timeouts, TransportError
+from sampling_async._pacing.loops import while_alive
 from sampling_async._wire import connection as _connection
 from sampling_async._wire import engine as _engine
 from sampling_async._wire import sockets as _lookups
@@ -122,7 +123,7 @@ async def test_a_connection_counts_its_traffic_and_passes_its_limits_on():
     ],
 )
 def test_errors_of_the_system_are_reported_with_their_own_text(raised, told, text):
-    with pytest.raises(told) as caught, _connection.CONNECTING:
+    with pytest.raises(told) as caught, _connection.failing_as(httpx.ConnectError, httpx.ConnectTimeout):
         raise raised
     assert str(caught.value) == text
 
@@ -311,7 +312,7 @@ async def test_a_tls_alert_is_reported_in_place_of_the_failed_send(lies_there, t
         async def send(self, *_: object) -> None:
             raise BrokenPipeError(32, "Broken pipe")
 
-        def must_not_be_refused(self) -> None:
+        def is_silent(self) -> None:
             if lies_there == "the alert":
                 raise ssl.SSLError(1, "refused")
 
@@ -445,22 +446,20 @@ def test_a_timer_closes_the_oldest_connection_when_its_time_has_passed(age, seco
     engine._idle.append(SimpleNamespace(age=lambda _: age))
     loop = SimpleNamespace(call_later=lambda *given, context: timers.append((*given, len(context))) or "timer")
     engine._set_timer(loop)
-    ((after, function, of_engine, of_loop, context_values),) = timers
+    ((after, function, clear, of_loop, context_values),) = timers
     assert after == pytest.approx(seconds)
-    assert (function, of_engine(), of_loop, context_values) == (_engine._clear, engine, loop, 0)
+    assert (function, clear(), of_loop, context_values) == (while_alive, engine.clear, loop, 0)
     assert engine._timer == "timer"
     engine._idle.clear()
 
 
-def test_events_of_a_collected_engine_are_ignored():
+def test_events_of_a_collected_engine_or_connection_are_ignored():
     class Gone:
-        pass
+        def clear(self) -> None:
+            raise AssertionError
 
-    held = Gone()
-    gone, alive = weakref.ref(Gone()), weakref.ref(held)
-    for engine, connection in ((gone, gone), (gone, alive), (alive, gone)):
-        _engine._look_at(engine, connection)
-    _engine._clear(gone, None)
+    while_alive(weakref.WeakMethod(Gone().clear))
+    _engine.Engine(key=NO_KEY, idle=1, idle_seconds=4.0).look_at(weakref.ref(Gone()))
 
 
 def idle(round_trip: float = 0.0, seconds: float = 4.0) -> IdleTime:

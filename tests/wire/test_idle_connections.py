@@ -190,8 +190,8 @@ async def test_events_of_a_busy_or_silent_connection_are_ignored():
         await burst(client, 2)
         engine = engine_of(client)
         taken = engine._idle.pop()
-        engine.look_at(taken)
-        engine.look_at(engine._idle[0])
+        engine.look_at(weakref.ref(taken))
+        engine.look_at(weakref.ref(engine._idle[0]))
         assert repr(engine) == "<Engine: 1 idle>"
         assert taken.is_quiet()
         taken.close()

@@ -13,7 +13,7 @@ from forward_proxy import ForwardProxy, tls_front
 
 from sampling_async import InvalidRequestError, RetryPolicy, SamplingClient, Timeouts, TransportError
 from sampling_async._wire.address import Proxy
-from sampling_async._wire.engine import Tunnel, refusal_of
+from sampling_async._wire.engine import dig_tunnel, refusal_of
 from sampling_async._wire.failures import Refusal
 
 
@@ -169,7 +169,7 @@ def digging(monkeypatch):
 
         monkeypatch.setattr("sampling_async._wire.engine.send_whole", send)
         monkeypatch.setattr("sampling_async._wire.engine.received", received)
-        await Tunnel(Proxy("proxy", 3128, None), host, 443).dig(end)
+        await dig_tunnel(Proxy("proxy", 3128, None), host, 443, end)
         return end.sent
 
     return dig
