@@ -127,6 +127,7 @@ class CampaignJob:
 
     def _given(self, panel: str | None) -> Settings:
         """Return what was given, with whole paths, because a later command may run in another folder."""
+        read_labels(self.given.labels)  # of one that was given before, the report says what is wrong
         values: dict[str, Any] = asdict(self.given) | {"panel": panel}
         for name in FILES:
             values[name] = values[name] and values[name].absolute()
@@ -280,7 +281,6 @@ def _checked(settings: Settings) -> Settings:
     """Return settings if all can be used. They are checked before the first request, which may take long."""
     settings.matching().renamed(_OTHERS)
     check_partitions(settings.partition or (), settings.format or "parquet")
-    read_labels(settings.labels)
     for option, value in (("--overshoot", settings.overshoot), ("--rate", settings.rate)):
         if value is not None and value <= 0:
             raise InvalidRequestError(f"{option} must be above 0, not {value:g}")

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 import anyio
 
@@ -58,6 +59,7 @@ class Background(ABC):
     """
 
     _called: ClassVar[str] = "stream"  # in errors and warnings
+    _works_in_groups: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.left = False
@@ -75,7 +77,12 @@ class Background(ABC):
         if self._runner is not None:
             raise RuntimeError(f"a {self._called} can be entered only once; make a new one")
         self._runner = _Nursery(self._called) if asyncio_loop() is None else _Task()
-        await self._runner.start(self)
+        try:
+            await self._runner.start(self)
+        except BaseException:  # pragma: no cover  swept in tests/faults
+            # A signal handler may raise after the work began. Python does not call `__aexit__` in this case.
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -90,7 +97,7 @@ class Background(ABC):
 
     def must_be_outside(self) -> None:
         """Raise if the block is left by its own work, such as a handler. It would wait for its own end."""
-        if isinstance(self._runner, _Task) and self._runner.is_within():
+        if isinstance(self._runner, _Task) and self._runner.is_within(in_groups=self._works_in_groups):
             raise RuntimeError(
                 f"the {self._called} cannot be left from within: have another task leave its `async with` block"
             )
@@ -197,18 +204,31 @@ class _Task:
                 if not background.has_ended_the_loop:
                     raise
 
-    def is_within(self) -> bool:
-        """Return whether the current task is that of the work, or was started by it in a task group."""
-        current = anyio.get_current_task()
-        return id(self._task) in {current.id, current.parent_id}
+    def is_within(self, *, in_groups: bool) -> bool:
+        """Return whether the current task is that of the work, or was started by it, maybe in a group."""
+        import asyncio  # noqa: PLC0415  loaded by now
+
+        current = asyncio.current_task()
+        if self._task is None or current is None:
+            return False
+        starter = _STARTED_BY.get(current)
+        if self._task is current or (starter is not None and starter() is self._task):
+            return True
+        return in_groups and anyio.get_current_task().parent_id == id(self._task)
 
     async def end(self) -> None:
         """Cancel the work and wait for its end. Cancellations during the wait are raised after it."""
-        assert self._task is not None
+        if self._task is None:  # pragma: no cover  a signal handler raised before the task was created
+            return
         self._scope.cancel()
         # A shield, because the scopes of the caller would deliver their cancellation again and again.
         with anyio.CancelScope(shield=True):
             await outlast({self._task})
+
+
+_STARTED_BY: Final[WeakKeyDictionary[asyncio.Task[Any], ref[asyncio.Task[Any]]]] = WeakKeyDictionary()
+"""The tasks of `Tasks`, with the task that has started each. That one is held weakly too: if it ended by an
+exception, the frames of the traceback hold the tasks that it has started, and none of them would ever go."""
 
 
 class Tasks:
@@ -221,12 +241,20 @@ class Tasks:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._running: set[asyncio.Task[object]] = set()
+        self._owner: ref[asyncio.Task[Any]] | None = None
 
     async def __aenter__(self) -> Self:
+        import asyncio  # noqa: PLC0415  loaded by now
+
+        current = asyncio.current_task()
+        self._owner = None if current is None else ref(current)
         return self
 
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
-        self._running.add(self._loop.create_task(function(*args), name="sampling_async"))
+        # One statement: if a signal handler raised in between, nobody would wait for the task.
+        self._running.add(task := self._loop.create_task(function(*args), name="sampling_async"))
+        if self._owner is not None:
+            _STARTED_BY[task] = self._owner
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -310,6 +338,8 @@ class BackgroundService(Background):
     A service leaves the block only when it ends, so the failure is logged too, at once. A cancellation is no
     failure: mostly it is that of the block.
     """
+
+    _works_in_groups = True
 
     def __init__(self) -> None:
         super().__init__()

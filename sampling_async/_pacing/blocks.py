@@ -78,6 +78,7 @@ class DeadlineScopes:
         ring = WeakMethod(self.ring)
         earlier, self._timer = self._timer, self._loop.call_at(until, while_alive, ring, context=Context())
         self._rings_at = until
+        # Last: a signal handler may raise between these lines. A timer too many does no harm.
         if earlier is not None:
             earlier.cancel()
 
@@ -99,7 +100,10 @@ class DeadlineScopes:
     async def end(self, seconds: float) -> None:
         """Cancel the open blocks, and wait some seconds at most until all of them have been left."""
         for scope in tuple(self._deadlines):
-            scope.cancel()
+            if isinstance(scope, _NativeBlock) and scope.is_abandoned:
+                self.leave(scope)
+            else:
+                scope.cancel()
         if self._deadlines:
             self._none_left = self._none_left or anyio.Event()
             with anyio.move_on_after(seconds):
@@ -116,15 +120,23 @@ class _ScopedBlock:
         self._scope = scope
 
     def __enter__(self) -> anyio.CancelScope:
-        self._scope.__enter__()
-        self._blocks.enter(self._scope)
-        return self._scope
+        scope = self._scope.__enter__()
+        try:
+            self._blocks.enter(scope)
+        except BaseException:  # pragma: no cover  a signal handler may raise anywhere
+            self._blocks.leave(scope)
+            scope.__exit__(*sys.exc_info())
+            raise
+        return scope
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        self._blocks.leave(self._scope)
-        return self._scope.__exit__(exc_type, exc, traceback)
+        try:
+            self._blocks.leave(self._scope)
+        finally:
+            suppresses = self._scope.__exit__(exc_type, exc, traceback)
+        return suppresses
 
 
 class _NativeBlock:
@@ -139,6 +151,11 @@ class _NativeBlock:
         self._before = 0  # the cancellations of the task that others have requested
         self.cancel_called = self.cancelled_caught = False
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its task is over: a signal handler raised just before the block was left."""
+        return self._task is not None and self._task.done()
+
     def cancel(self) -> None:
         if self._task is not None and not self.cancel_called:
             self.cancel_called = True
@@ -148,7 +165,11 @@ class _NativeBlock:
         task = sys.modules["asyncio"].current_task()
         assert task is not None
         self._task, self._before = task, task.cancelling()
-        self._blocks.enter(self, self._until)
+        try:
+            self._blocks.enter(self, self._until)
+        except BaseException:  # pragma: no cover  a signal handler may raise anywhere
+            self.__exit__(*sys.exc_info())
+            raise
         return self
 
     def __exit__(

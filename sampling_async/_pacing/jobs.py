@@ -97,6 +97,7 @@ class JobStream(Background, Generic[Job]):
         self._unconfirmed: list[tuple[Job, Callable[[], object]]] = []
         self._is_confirming = False
         self._running: TaskGroup | Tasks
+        self._waiting: Permit | None = None  # what the task that draws waits for
         self._done: deque[Job] = deque()
         self._idle: list[_Idle[Job]] = []
         self._parked: Job | None = None  # drawn, and waiting for a permit
@@ -116,6 +117,8 @@ class JobStream(Background, Generic[Job]):
             # A job that no task has begun may still hold its permit. For all others, `release` has no effect.
             for permit in self.open.values():
                 permit.release()
+            if self._waiting is not None:  # a signal handler may have raised while `_go_on` gave it another job
+                self._waiting.release()
 
     @property
     def _has_more(self) -> bool:
@@ -197,7 +200,7 @@ class JobStream(Background, Generic[Job]):
 
     async def _permitted(self, job: Job) -> Job | None:
         """Wait for a permit and return the job for it: a later one if a task took this one, or None."""
-        permit = self.open[job]
+        permit = self._waiting = self.open[job]
         try:
             self._parked = job
             await permit.acquire()
@@ -244,9 +247,12 @@ class JobStream(Background, Generic[Job]):
 
     def _set_to_work(self, job: Job, running: TaskGroup | Tasks) -> None:
         if self._idle:  # waking a task costs less than starting a new one
-            idle = self._idle.pop()
+            # Removed from the list last: a signal handler may raise between these lines, and a task that is
+            # neither in the list nor woken would never end.
+            idle = self._idle[-1]
             idle.job = job
             idle.woken.set()
+            self._idle.pop()
         else:
             running.start_soon(self._run_jobs, job)
 

@@ -75,9 +75,11 @@ def asyncio_loop() -> asyncio.AbstractEventLoop | None:
     """Return the running asyncio loop; None on trio."""
     # asyncio takes long to import, and a program on trio may never need it. This is called several times for
     # each request, and an `import` statement costs more than the look into the table of modules.
-    loaded, trio = sys.modules.get("asyncio"), sys.modules.get("trio.lowlevel")
+    # Another thread may be importing trio now: then it has no such function yet, and no task runs on it.
+    in_trio_task = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)
+    loaded = sys.modules.get("asyncio")
     # In its guest mode trio runs inside an asyncio loop, which asyncio finds there too.
-    if loaded is None or (trio is not None and trio.in_trio_task()):
+    if loaded is None or (in_trio_task is not None and in_trio_task()):
         return None
     loop: asyncio.AbstractEventLoop = loaded.get_running_loop()
     return loop

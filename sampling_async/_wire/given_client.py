@@ -132,11 +132,24 @@ class OverClient(Sender):
             raise ClientClosedError("the http_client was closed by its owner; make a client with an open one")
         loop = running_loop()
         if self._client not in _loops:
-            _loops[self._client] = loop
+            _loops[self._client] = _loop_of(self._transport) or loop
         if _loops[self._client] != loop:
             raise InvalidRequestError(
                 "http_client belongs to another event loop, where it was used before; make one for each loop"
             )
+
+
+def _loop_of(transport: Any) -> object:
+    """Return the event loop of the connections in httpx's own pool, as far as they show it; else None."""
+    for connection in getattr(getattr(transport, "_pool", None), "connections", ()):
+        stream: Any = connection
+        for name in ("_connection", "_network_stream", "_stream"):
+            stream = getattr(stream, name, None)
+        stream = getattr(stream, "transport_stream", stream)  # under TLS
+        loop: object = getattr(getattr(stream, "_transport", None), "_loop", None)
+        if loop is not None:
+            return loop
+    return None
 
 
 class _AtTheTransport:

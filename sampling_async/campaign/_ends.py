@@ -111,7 +111,8 @@ def ends_of(
         StoreError: The outcomes cannot be read.
     """
     fills = {fill.quota_id: fill for fill in quotas}
-    by_quota = _promised(ledger, fills)
+    with ledger.as_written():
+        by_quota = _promised(ledger, fills)
     by_hour: dict[int, EndSums] = {}
     by_group: dict[int, EndSums] = {}
     invites_of = _INVITES_OF.format(grouped="0" if ledger.fact("groups") is None else "m.grouped")
@@ -176,15 +177,16 @@ def ends_of(
 
 def _promised(ledger: CampaignLedger, fills: Mapping[int, QuotaFill]) -> dict[int, EndSums]:
     """Return the invites of each quota, with what they were expected to bring."""
-    chances: dict[str, tuple[float, float]] = json.loads(ledger.fact("chances") or "{}")
+    by_plan: dict[str, dict[str, tuple[float, float]]] = json.loads(ledger.fact("chances") or "{}")
     found: dict[int, EndSums] = {}
-    for quota_id, invited in ledger.read(_INVITED):
+    for quota_id, plan, invited, value in ledger.read(_INVITED):
         if quota_id in fills:  # a run that is active may have added one since
-            fill = fills[quota_id]
-            currency = fill.currency_id or 0
-            expected, revenue = {currency: invited * fill.value}, {currency: Decimal(0)}
-            by_ir, planned = (invited * each for each in chances.get(str(quota_id), (nan, nan)))
-            found[quota_id] = EndSums(Counter(invited=invited), expected, revenue, by_ir, planned)
+            currency = fills[quota_id].currency_id or 0
+            expected, revenue = {currency: invited * (value or 0.0)}, {currency: Decimal(0)}
+            chances = by_plan.get(str(plan), {}).get(str(quota_id), (nan, nan))
+            by_ir, planned = (invited * each for each in chances)
+            of_plan = EndSums(Counter(invited=invited), expected, revenue, by_ir, planned)
+            found.setdefault(quota_id, EndSums()).take(of_plan)
     return found
 
 
@@ -199,8 +201,15 @@ def _ordered(found: Iterable[Conversion], rates: CurrencyRates | None) -> tuple[
     return tuple(sorted(found, key=key))
 
 
+# Each invite counts as the latest plan expected that had its pair requested.
 _INVITED: Final = """
-SELECT quota, count(*) FROM (SELECT quota FROM invites UNION ALL SELECT quota FROM settled) GROUP BY quota
+SELECT i.quota, i.plan, count(*), t.value FROM (
+    SELECT quota, (
+        SELECT max(plan) FROM pairs AS p
+        WHERE p.member = m.member AND p.quota = m.quota AND p.state NOT IN ('skipped', 'rejected', 'not_sent')
+    ) AS plan
+    FROM (SELECT member, quota FROM invites UNION ALL SELECT member, quota FROM settled) AS m
+) AS i LEFT JOIN terms AS t ON t.quota = i.quota AND t.plan = i.plan GROUP BY i.quota, i.plan
 """
 _INVITES_OF: Final = """
 SELECT i.quota, i.survey, i.wave, i.at, coalesce({grouped}, 0)

@@ -376,8 +376,11 @@ class CampaignLedger(LedgerFile):
 def with_ledger(path: str | os.PathLike[str], work: Callable[[CampaignLedger], T], *, reads: bool = False) -> T:
     """Call a function with a ledger that is open, and close it."""
     ledger = CampaignLedger(path)
-    with ledger.opened(reads=reads):
+    try:
+        ledger.open(reads=reads)
         return work(ledger)
+    finally:
+        ledger.close()
 
 
 def erase_from_ledger(path: str | os.PathLike[str], member_code: Text) -> bool:
@@ -402,7 +405,7 @@ class Planning:
 
     def __init__(self, database: sqlite3.Connection, plan: int) -> None:
         self._database = database
-        self._plan = plan
+        self.plan = plan
         # What is left of an earlier plan would be requested beside the new one.
         database.execute(
             "UPDATE pairs SET state = CASE WHEN code IS NULL THEN 'skipped' ELSE 'rejected' END, reason = ?"
@@ -443,7 +446,7 @@ class Planning:
         )
         # Those of earlier plans stay: what an invite has cost does not change.
         self._database.executemany(
-            "INSERT INTO terms VALUES (?, ?, ?, ?)", [(q.id, self._plan, q.value, q.cost) for q in quotas]
+            "INSERT INTO terms VALUES (?, ?, ?, ?)", [(q.id, self.plan, q.value, q.cost) for q in quotas]
         )
 
     def add_members(
@@ -468,7 +471,7 @@ class Planning:
     def add_pairs(self, *columns: Sequence[int]) -> None:
         """Add pairs: the numbers of their members, their quotas, ranks, and whether they are certain."""
         self._database.executemany(
-            f"INSERT INTO pairs (member, quota, rank, certain, plan) VALUES (?, ?, ?, ?, {self._plan})",  # noqa: S608
+            f"INSERT INTO pairs (member, quota, rank, certain, plan) VALUES (?, ?, ?, ?, {self.plan})",  # noqa: S608
             zip(*columns, strict=True),
         )
 

@@ -227,20 +227,6 @@ class LedgerFile:
         if is_made:
             self.plan = int(self.fact("plan") or 0)
 
-    @contextmanager
-    def opened(self, *, reads: bool) -> Generator[None]:
-        """Open the file for a block that, with `reads`, changes nothing, and close it."""
-        try:
-            self.open(reads=reads)
-            yield
-        except (LookupError, TypeError, ValueError, OverflowError) as exc:
-            if not reads or isinstance(exc, SamplingError):
-                raise
-            # SQLite finds damage to its own structures only, and none to a value.
-            raise self.error("is damaged: it holds a value that no campaign writes; use a backup") from exc
-        finally:
-            self.close()
-
     def _check(self, database: sqlite3.Connection, *, reads: bool) -> bool:
         """Return whether it has tables; make them if there are none, unless it is only read."""
         tables = "SELECT count(*) FROM sqlite_master"
@@ -345,6 +331,19 @@ class LedgerFile:
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._turn, self._failing("cannot be read"):
             return self._connection.execute(query, *values).fetchall()
+
+    @contextmanager
+    def as_written(self) -> Generator[None]:
+        """Say that the ledger is damaged if its values cannot be used: for blocks that use nothing else.
+
+        SQLite finds damage to its own structures only, and none to a value.
+        """
+        try:
+            yield
+        except SamplingError:
+            raise
+        except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as exc:
+            raise self.error("is damaged: it holds a value that no campaign writes; use a backup") from exc
 
     def error(self, reason: str) -> LedgerError:
         return LedgerError(reason, path=self.path)

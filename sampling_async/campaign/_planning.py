@@ -275,14 +275,14 @@ class Planner:
                     value /= rates.by_id[survey.price.currency_id]
             yield PlannedQuota(quota.quota_id, *of_survey, room, value, _cost(self.cost, survey, quota))
 
-    def _chances(self, planning: Planning, chances: Mapping[int, float]) -> dict[str, tuple[float, float]]:
-        """Return of each quota the IR of its survey, and the chance of a complete that the plan counts with."""
+    def _chances(
+        self, planning: Planning, chances: Mapping[int, float]
+    ) -> dict[str, dict[int, tuple[float, float]]]:
+        """Return by plan and quota the IR, and the chance of a complete that the plan counts with."""
         earlier = planning.read("SELECT value FROM facts WHERE name = 'chances'")
-        found = json.loads(earlier[0][0]) if earlier else {}
-        for target in self.index.quota_ids.targets():
-            id_ = target.quota.quota_id
-            found[str(id_)] = round(qualifying(target.survey), 6), round(chances[id_], 6)
-        return found
+        quotas = ((target.quota.quota_id, target.survey) for target in self.index.quota_ids.targets())
+        found = {id_: (round(qualifying(survey), 6), round(chances[id_], 6)) for id_, survey in quotas}
+        return (json.loads(earlier[0][0]) if earlier else {}) | {str(planning.plan): found}
 
     @property
     def _currencies(self) -> set[int]:
@@ -348,6 +348,11 @@ def plan_of(ledger: CampaignLedger) -> Plan | None:
     """Return the plan in a ledger; None if there is none."""
     if not ledger.plan:
         return None
+    with ledger.as_written():
+        return _plan_in(ledger)
+
+
+def _plan_in(ledger: CampaignLedger) -> Plan:
     facts = dict(ledger.read("SELECT name, value FROM facts"))
     limits = ledger.limits()
     invites = int(facts["invites"])

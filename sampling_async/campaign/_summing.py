@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import floor, inf, log
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 from attrs import define, field
 
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sampling_async._protocol.lessons import Rule
+    from sampling_async.campaign._ends import EndSums
     from sampling_async.campaign._ledger import CampaignLedger
     from sampling_async.campaign._ledger_file import PlannedQuota
     from sampling_async.campaign._limits import Limits
+    from sampling_async.campaign._summary import Ends
     from sampling_async.notifications import OutcomeLedger
 
 SLOT: Final = 10  # seconds in an interval of the ledger
@@ -133,6 +135,7 @@ class WaitLog:
         return self._latest[kind]
 
 
+_Counts: TypeAlias = "tuple[dict[int, Counter[str]], dict[int, float], dict[int, float], float]"
 _MOST_MOMENTS: Final = 240
 _SETTLED: Final = """
 SELECT count(*) FROM settled AS s WHERE EXISTS (
@@ -155,11 +158,33 @@ def summary_of(
     What was in flight when a process ended is `unknown`, also before the next run notes that.
     """
     is_running = ledger.is_running()
-    facts = dict(ledger.read("SELECT name, value FROM facts"))
     if not ledger.plan:
         raise ledger.error("has no plan yet")
-    quotas = ledger.quotas()
-    by_quota, planned, expected, lost = _counted(ledger, quotas, is_running=is_running)
+    with ledger.as_written():
+        quotas = ledger.quotas()
+        counts = _counted(ledger, quotas, is_running=is_running)
+        fills = tuple(
+            _fill(quota, counts[0][quota.id])
+            for quota in sorted(quotas, key=lambda quota: (-quota.room, quota.id))
+            if quota.id in counts[0]
+        )
+    ends, by_group = (None, None) if outcomes is None else ends_of(ledger, fills, outcomes)
+    with ledger.as_written():
+        return _summed(ledger, rules, fills, counts, ends=ends, by_group=by_group, is_running=is_running)
+
+
+def _summed(
+    ledger: CampaignLedger,
+    rules: Mapping[int, Rule],
+    fills: tuple[QuotaFill, ...],
+    counts: _Counts,
+    *,
+    ends: Ends | None,
+    by_group: Mapping[int, EndSums] | None,
+    is_running: bool,
+) -> Summary:
+    facts = dict(ledger.read("SELECT name, value FROM facts"))
+    by_quota, planned, expected, lost = counts
     states = sum(by_quota.values(), Counter[str]())
     pairs = Pairs(planned=states.total(), **{state: states[state] for state in states})
     runs = ledger.read(
@@ -168,14 +193,8 @@ def summary_of(
     now = datetime.now(UTC).timestamp()
     limits = ledger.limits()
     state, reason = _state(pairs, runs, limits, is_running=is_running)
-    fills = tuple(
-        _fill(quota, by_quota[quota.id])
-        for quota in sorted(quotas, key=lambda quota: (-quota.room, quota.id))
-        if quota.id in by_quota
-    )
     rates, added = ledger.currency_rates(), ledger.adding()
     possible = dict.fromkeys(planned, 0.0) | dict(ledger.read(_POSSIBLE))
-    ends, by_group = (None, None) if outcomes is None else ends_of(ledger, fills, outcomes)
     revenue = {} if ends is None else revenue_by_currency(ends.quotas)
     return Summary(
         state=state,
@@ -231,9 +250,7 @@ def summary_of(
     )
 
 
-def _counted(
-    ledger: CampaignLedger, quotas: Iterable[PlannedQuota], *, is_running: bool
-) -> tuple[dict[int, Counter[str]], dict[int, float], dict[int, float], float]:
+def _counted(ledger: CampaignLedger, quotas: Iterable[PlannedQuota], *, is_running: bool) -> _Counts:
     """Return the pairs by quota and state, the values by currency, and the cost of what a dead run has left.
 
     The values are those of all pairs, and those of the invites.

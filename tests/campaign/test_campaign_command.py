@@ -501,6 +501,8 @@ def test_a_ledger_without_a_plan_and_a_file_that_is_no_ledger(service):
         "DELETE FROM facts WHERE name = 'planned_at'",
         "UPDATE pairs SET state = 'i5vited'",
         "DELETE FROM quotas",
+        "UPDATE facts SET value = '[1]' WHERE name IN ('groups', 'currency_rates')",
+        "UPDATE moments SET latencies = '[1]'",
     ],
 )
 def test_a_value_that_no_campaign_writes_is_damage(service, damage):

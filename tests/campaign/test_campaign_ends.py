@@ -179,11 +179,11 @@ async def test_a_plan_that_was_wrong_is_off_by_what_chance_does_not_explain(tmp_
     assert all(each.completes_planned is None for each in ends.hours)
 
 
-async def test_with_learned_rates_the_plan_counts_with_them_and_a_top_up_keeps_the_rest(tmp_path):
+async def test_with_learned_rates_the_plan_counts_with_them_and_a_top_up_keeps_what_was_planned(tmp_path):
     night = Night(tmp_path)
     async with Inbox(tmp_path / "store.db", secrets=SECRET):
         pass  # makes the store
-    first, *_ = surveys = night.simulator.inventory.surveys
+    surveys = night.simulator.inventory.surveys
     rates = LearnedRates(surveys={each.survey_id: (1_000_000, 250_000) for each in surveys})
     async with night.simulator.client() as client:
         allocate = Allocate(3, rates=rates)
@@ -193,14 +193,21 @@ async def test_with_learned_rates_the_plan_counts_with_them_and_a_top_up_keeps_t
         total = (await campaign.summary(night.ledger)).ends.total
         assert total.completes_planned == pytest.approx(0.25 * total.invited, rel=0.01)
         assert total.completes_by_ir != pytest.approx(total.completes_planned, rel=0.01)
-        # Only one survey is open by now: the chances of the others are still those of the first plan.
-        smaller = campaign_of(night.simulator, client, tmp_path, inventory=[first], allocate=Allocate(3))
-        await smaller.top_up()
-        ends = (await smaller.summary(night.ledger)).ends
-    assert total.invited > sum(each.invited for each in ends.surveys if each.survey_id == first.survey_id)
+        # Another plan, with other rates: what was invited before is judged by the plan that it was made with.
+        before = {each.survey_id: each.invited for each in (await campaign.summary(night.ledger)).ends.surveys}
+        more = campaign_of(night.simulator, client, tmp_path, allocate=Allocate(6, rates=0.5, overshoot=9))
+        await more.top_up()
+        assert (await more.summary(night.ledger)).ends.total == total
+        await all_of(more.run())
+        ends = (await more.summary(night.ledger)).ends
+    assert ends.total.invited > total.invited
+    ir = {each.survey_id: each.ir / 100 for each in surveys}
     for each in ends.surveys:
-        ir = first.ir / 100 if each.survey_id == first.survey_id else 0.25
-        assert each.completes_planned == pytest.approx(ir * each.invited, rel=0.01)
+        old = before.get(each.survey_id, 0)
+        planned = 0.25 * old + 0.5 * ir[each.survey_id] * (each.invited - old)
+        assert each.completes_planned == pytest.approx(planned, rel=0.01)
+        assert each.completes_by_ir == pytest.approx(ir[each.survey_id] * each.invited, rel=0.01)
+    assert ends.total.expected == pytest.approx((await more.summary()).expected_value)
 
 
 async def test_of_a_plan_made_before_chances_were_written_nothing_is_said(tmp_path):

@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from sampling_async._pacing import background
 from sampling_async._pacing.background import Background, Tasks, is_foreign_cancellation
 
 if TYPE_CHECKING:
@@ -73,6 +74,35 @@ async def test_what_ended_the_work_is_the_cause_unless_it_says_nothing(ended_by,
     with pytest.raises(RuntimeError, match=f"^the stream was ended by {type(ended_by).__name__}$") as caught:
         work._end()
     assert caught.value.__cause__ is (ended_by if is_told else None)
+
+
+async def test_a_handler_that_raises_at_the_beginning_ends_the_work(monkeypatch):
+    ended = []
+
+    async def slow() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    class Struck(Work):
+        def _must_be_inside(self) -> None:
+            pass
+
+    work = Struck(slow)
+    for runner in (background._Task, background._Nursery):
+        start = runner.start
+
+        async def strikes(self, of, start=start) -> None:
+            await start(self, of)
+            await anyio.wait_all_tasks_blocked()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(runner, "start", strikes)
+    with pytest.raises(KeyboardInterrupt):
+        async with work:
+            pass
+    assert (ended, work.left) == ([True], True)
 
 
 async def test_it_can_be_entered_once():
@@ -223,7 +253,7 @@ async def test_a_block_cannot_be_left_by_its_own_work_or_by_a_task_of_it():
 
     async def leaves() -> None:
         await leave()
-        async with anyio.create_task_group() as tasks:
+        async with Tasks(asyncio.get_running_loop()) as tasks:
             tasks.start_soon(leave)
 
     async with Work(leaves) as work:

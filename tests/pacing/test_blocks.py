@@ -132,6 +132,21 @@ async def test_a_block_that_does_not_end_is_not_waited_for_for_long():
 
 
 @pytest.mark.asyncio
+async def test_a_block_whose_task_is_over_is_not_waited_for():
+    blocks = DeadlineScopes()
+
+    async def interrupted() -> None:
+        blocks.within(60, is_ours=True).__enter__()  # a signal handler raises before the block is left
+
+    await asyncio.create_task(interrupted())
+    assert len(blocks) == 1
+    with anyio.move_on_after(0) as waited:
+        await blocks.end(5)
+        assert len(blocks) == 0
+    assert not waited.cancelled_caught
+
+
+@pytest.mark.asyncio
 async def test_one_timer_serves_all_blocks(monkeypatch):
     monkeypatch.setattr(asyncio, "current_task", Uncancelled)
     loop, blocks = Loop(monkeypatch), DeadlineScopes()
@@ -169,6 +184,24 @@ async def test_the_timer_does_not_keep_the_blocks_alive(monkeypatch):
     gc.collect()
     assert gone() is None
     timer._run()
+
+
+@pytest.mark.asyncio
+async def test_a_handler_that_raises_while_the_timer_is_set_leaves_one(monkeypatch):
+    loop, blocks = asyncio.get_running_loop(), DeadlineScopes()
+    call_at = loop.call_at
+
+    def struck(*_args: object, **_options: object) -> None:
+        raise ZeroDivisionError
+
+    with blocks.within(0.02, is_ours=True) as first:
+        monkeypatch.setattr(loop, "call_at", struck)
+        with pytest.raises(ZeroDivisionError), blocks.within(0.001, is_ours=True):
+            pass
+        monkeypatch.setattr(loop, "call_at", call_at)
+        with anyio.move_on_after(10):
+            await anyio.sleep_forever()
+    assert first.cancelled_caught
 
 
 # --- Blocks around our own code, which asyncio's own cancellation ends
@@ -363,3 +396,19 @@ async def test_the_end_waits_for_the_last_block(is_ours):
         assert left == ["quick"]
         slow.set()
     assert left == ["quick", "slow", "all"]
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+async def test_a_handler_that_raises_at_the_beginning_of_a_block_leaves_nothing(is_noted, monkeypatch):
+    blocks, enter = DeadlineScopes(), DeadlineScopes.enter
+
+    def interrupted(self, scope, *until) -> None:
+        if is_noted:
+            enter(self, scope, *until)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DeadlineScopes, "enter", interrupted)
+    with pytest.raises(KeyboardInterrupt), blocks.within(60):
+        pass
+    assert len(blocks) == 0
+    await anyio.lowlevel.checkpoint()

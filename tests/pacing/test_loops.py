@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import anyio
@@ -39,6 +40,14 @@ async def test_asyncio_loop_returns_the_loop_of_asyncio_or_none(anyio_backend_na
 async def test_the_loop_is_found_whichever_libraries_are_loaded(anyio_backend_name, monkeypatch):
     monkeypatch.delitem(sys.modules, "trio" if anyio_backend_name == "asyncio" else "asyncio")
     assert (asyncio_loop() is None) is (anyio_backend_name == "trio")
+
+
+@pytest.mark.asyncio
+async def test_the_loop_is_found_while_another_thread_imports_trio(monkeypatch):
+    monkeypatch.setitem(
+        sys.modules, "trio.lowlevel", ModuleType("trio.lowlevel")
+    )  # nothing of it has run yet
+    assert asyncio_loop() is asyncio.get_running_loop()
 
 
 def test_the_loop_is_found_in_a_callback_in_which_no_task_runs():

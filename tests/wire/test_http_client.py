@@ -268,6 +268,24 @@ def test_a_client_serves_one_event_loop():
         asyncio.run(use())
 
 
+def test_a_client_whose_connections_belong_to_another_event_loop_is_refused():
+    http_client = httpx.AsyncClient(trust_env=False)
+    with wire.serve(wire.serve_each(lambda _: wire.answer(b"[]"))) as url:
+
+        async def use_alone():
+            await http_client.get(url)
+
+        async def use():
+            async with client_of(http_client, url) as client:
+                await client.get_settings()
+
+        with asyncio.Runner() as first:
+            first.run(use_alone())
+            with pytest.raises(InvalidRequestError, match="another event loop"), asyncio.Runner() as second:
+                second.run(use())
+            first.run(http_client.aclose())
+
+
 def test_a_pool_smaller_than_our_limit_is_said_once(caplog):
     small = httpx.AsyncClient(limits=httpx.Limits(max_connections=4))
     client = client_of(small, max_concurrency=16)
