@@ -10,7 +10,7 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from attrs import evolve
 
@@ -23,6 +23,7 @@ from sampling_async.notifications._records import (
     Reconciliation,
     SurveyClosed,
     Terminate,
+    UnknownNotification,
 )
 from sampling_async.notifications._understanding import TIMES, FieldReader, hundredths, kind_of_fields, parse
 
@@ -261,8 +262,10 @@ def _about(record: Notification, named: FieldReader, content: str, came: float) 
             return json.dumps(["survey", record.survey_id, record.wave_id]), when
         case InviteNotification():
             return json.dumps(["invite", content]), None
+        case UnknownNotification():
+            raise AssertionError(record)  # `_unknown` makes its entry
         case _:
-            raise AssertionError(record)
+            assert_never(record)
 
 
 def _unclear_time(named: FieldReader, came: float) -> str | int:

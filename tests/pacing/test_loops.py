@@ -44,9 +44,7 @@ async def test_the_loop_is_found_whichever_libraries_are_loaded(anyio_backend_na
 
 @pytest.mark.asyncio
 async def test_the_loop_is_found_while_another_thread_imports_trio(monkeypatch):
-    monkeypatch.setitem(
-        sys.modules, "trio.lowlevel", ModuleType("trio.lowlevel")
-    )  # nothing of it has run yet
+    monkeypatch.setitem(sys.modules, "trio.lowlevel", ModuleType("trio.lowlevel"))  # nothing of it has run yet
     assert asyncio_loop() is asyncio.get_running_loop()
 
 

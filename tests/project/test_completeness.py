@@ -8,11 +8,12 @@ from typing import Any, get_args
 
 import attrs
 
-from sampling_async import ResultCode, Survey, from_json
+from sampling_async import ResultCode, Survey, from_json, notifications
 from sampling_async._bulk.invites import _NOT_OF_A_QUOTA
 from sampling_async._watch.changes import applied, differences
 from sampling_async.campaign import LESSONS
 from sampling_async.notifications import Kind
+from sampling_async.notifications._records import Notification
 from sampling_async.notifications._understanding import _READERS
 from sampling_async.simulator import Fault, read_faults
 from sampling_async.simulator._outbox import NotificationKind
@@ -110,6 +111,14 @@ def test_each_result_code_is_decided_about():
 def test_each_kind_of_notification_is_read_and_posted():
     assert set(_READERS) == set(Kind), "a reader in notifications/_understanding.py"
     assert set(get_args(NotificationKind)) == set(map(str, Kind)), "NotificationKind of simulator/_outbox.py"
+
+
+def test_each_notification_is_exported_and_those_about_members_are_erased():
+    records = get_args(Notification)
+    assert {each.__name__ for each in records} <= set(notifications.__all__), "notifications/__init__.py"
+    with_code = {each.__name__ for each in records if "member_code" in {of.name for of in attrs.fields(each)}}
+    erased = {"Completion", "Terminate", "Reconciliation", "InviteNotification"}
+    assert with_code == erased, "_erased of notifications/_erasing.py finds their facts; then name it here"
 
 
 def test_each_fault_can_be_read_from_a_file():
