@@ -54,7 +54,7 @@ class Campaigner(OurClient):
             plan.add_quotas(
                 [PlannedQuota(id_, id_, 1, "", None, members, 1.0, 0.5) for id_ in range(2, 2 * _QUOTAS + 2, 2)]
             )
-            numbers = plan.add_members([*quota_ids], [[]] * members)
+            numbers = plan.add_members([*quota_ids], [[]] * members, [0] * members)
             pairs = [
                 (number, id_, rank, 1)
                 for number, ids in zip(numbers, quota_ids.values(), strict=True)
