@@ -1,21 +1,22 @@
 """Blocks of code that end at a deadline, or all together when their owner is closed. Depends on anyio.
 
-A cancel scope of anyio takes 4 % of the time of a bulk request, and its timer as much again. So on asyncio,
-blocks around this package's own code cancel as `asyncio.timeout` does. One timer serves all of them: it is set
-for the earliest deadline, and not touched when that block ends, as nearly all do long before.
+A cancel scope with a deadline has a timer of its own, which costs as much as the scope. Nearly all blocks end
+long before. So on asyncio one timer serves all blocks: it is set for the earliest deadline, and not touched
+when that block ends. Blocks around this package's code need no scope either: they cancel as `asyncio.timeout`
+does.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from contextvars import Context
 from math import inf
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
-from weakref import WeakMethod
 
 import anyio
 
-from sampling_async._pacing.loops import asyncio_loop, while_alive
+from sampling_async._pacing.loops import asyncio_loop
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +30,7 @@ class DeadlineScopes:
     """The open blocks of one owner, in one event loop."""
 
     def __init__(self) -> None:
-        self._deadlines: dict[Scope, float] = {}  # of the open blocks; a scope of anyio keeps its own
+        self._deadlines: dict[Scope, float] = {}  # of the open blocks
         self._now: Callable[[], float] = anyio.current_time  # of the event loop's own clock, as deadlines are
         self._is_new = True  # until the first block
         self._loop: asyncio.AbstractEventLoop | None = None  # None on trio
@@ -45,19 +46,22 @@ class DeadlineScopes:
         """Return a block that is cancelled after a number of seconds, or when its owner is closed.
 
         `is_ours` means that only code of this package runs in the block. Then on asyncio it is cancelled as
-        `asyncio.timeout` does it: once, and without regard to anyio's shields. Foreign code may need more.
+        `asyncio.timeout` does it: once, and without regard to anyio's shields. Foreign code may need more, and
+        a cancel scope takes 4 % of the time of a bulk request.
         """
         if self._is_new:
             self._is_new, self._loop = False, asyncio_loop()
             if self._loop is not None:  # before Python 3.12, `current_time` asks the system for the process
                 self._now = self._loop.time
         until = inf if seconds == inf else self._now() + seconds
-        # Not after `shut`: a task that cancels itself at the start of a block may feel it behind the block.
-        if is_ours and seconds > 0 and self._loop is not None and not self._is_shut:
-            return _NativeBlock(self, until)
-        return _ScopedBlock(self, anyio.CancelScope(deadline=until))
+        if seconds > 0 and self._loop is not None:
+            # Not after `shut`: a task that cancels itself at the start of a block may feel it behind the block.
+            if is_ours and not self._is_shut:
+                return _NativeBlock(self, until)
+            return _ScopedBlock(self, anyio.CancelScope(), until)
+        return _ScopedBlock(self, anyio.CancelScope(deadline=until), inf)
 
-    def enter(self, scope: Scope, until: float = inf) -> None:
+    def enter(self, scope: Scope, until: float) -> None:
         """Note that a block has begun. After `shut` it is cancelled at once."""
         if self._is_shut:
             scope.cancel()
@@ -74,9 +78,9 @@ class DeadlineScopes:
     def _set_timer(self, until: float) -> None:
         # Not the loop that runs now: after the timer has fired, no task runs, which looks the same as on trio.
         assert self._loop is not None
+        alive: weakref.ref[DeadlineScopes] = weakref.ref(self)
         # In a context of its own: that of the task may hold the data of a request that ended long before.
-        ring = WeakMethod(self.ring)
-        earlier, self._timer = self._timer, self._loop.call_at(until, while_alive, ring, context=Context())
+        earlier, self._timer = self._timer, self._loop.call_at(until, _ring, alive, context=Context())
         self._rings_at = until
         # Last: a signal handler may raise between these lines. A timer too many does no harm.
         if earlier is not None:
@@ -110,22 +114,29 @@ class DeadlineScopes:
                 await self._none_left.wait()
 
 
+def _ring(blocks: weakref.ref[DeadlineScopes]) -> None:
+    alive = blocks()
+    if alive is not None:
+        alive.ring()
+
+
 class _ScopedBlock:
     """A block with a cancel scope. It is a class because a generator would cost four times as much."""
 
-    __slots__ = ("_blocks", "_scope")
+    __slots__ = ("_blocks", "_scope", "_until")
 
-    def __init__(self, blocks: DeadlineScopes, scope: anyio.CancelScope) -> None:
+    def __init__(self, blocks: DeadlineScopes, scope: anyio.CancelScope, until: float) -> None:
         self._blocks = blocks
         self._scope = scope
+        self._until = until
 
     def __enter__(self) -> anyio.CancelScope:
         scope = self._scope.__enter__()
         try:
-            self._blocks.enter(scope)
+            self._blocks.enter(scope, self._until)
         except BaseException:  # pragma: no cover  a signal handler may raise anywhere
-            self._blocks.leave(scope)
-            scope.__exit__(*sys.exc_info())
+            self._blocks.leave(self._scope)
+            self._scope.__exit__(*sys.exc_info())
             raise
         return scope
 

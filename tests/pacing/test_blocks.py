@@ -33,17 +33,6 @@ class Loop:
         monkeypatch.setattr(loop, "call_at", noted)
 
 
-class Uncancelled:
-    """A task that does not mind."""
-
-    def cancelling(self) -> int:
-        return 0
-
-    def cancel(self) -> None: ...
-
-    uncancel = cancelling
-
-
 @pytest.mark.parametrize("is_ours", [False, True])
 @pytest.mark.parametrize("seconds", [0.005, 0, -1])
 async def test_a_block_ends_at_its_deadline(seconds, is_ours):
@@ -148,16 +137,15 @@ async def test_a_block_whose_task_is_over_is_not_waited_for():
 
 @pytest.mark.asyncio
 async def test_one_timer_serves_all_blocks(monkeypatch):
-    monkeypatch.setattr(asyncio, "current_task", Uncancelled)
     loop, blocks = Loop(monkeypatch), DeadlineScopes()
-    with blocks.within(60, is_ours=True) as first:
-        with blocks.within(90, is_ours=True) as second:
+    with blocks.within(60) as first:
+        with blocks.within(90) as second:
             pass
         for _ in range(9):
-            with blocks.within(70, is_ours=True):
+            with blocks.within(70):
                 pass
         assert loop.set_for == [60]  # for all eleven
-        with blocks.within(30, is_ours=True) as third:
+        with blocks.within(30) as third:
             loop.now = 29.9985
             blocks.ring()
             assert not third.cancel_called
@@ -176,7 +164,7 @@ async def test_one_timer_serves_all_blocks(monkeypatch):
 @pytest.mark.asyncio
 async def test_the_timer_does_not_keep_the_blocks_alive(monkeypatch):
     loop, blocks = Loop(monkeypatch), DeadlineScopes()
-    with blocks.within(60, is_ours=True):
+    with blocks.within(60):
         pass
     assert loop.set_for == [60]
     timer, gone = blocks._timer, weakref.ref(blocks)
@@ -194,9 +182,9 @@ async def test_a_handler_that_raises_while_the_timer_is_set_leaves_one(monkeypat
     def struck(*_args: object, **_options: object) -> None:
         raise ZeroDivisionError
 
-    with blocks.within(0.02, is_ours=True) as first:
+    with blocks.within(0.02) as first:
         monkeypatch.setattr(loop, "call_at", struck)
-        with pytest.raises(ZeroDivisionError), blocks.within(0.001, is_ours=True):
+        with pytest.raises(ZeroDivisionError), blocks.within(0.001):
             pass
         monkeypatch.setattr(loop, "call_at", call_at)
         with anyio.move_on_after(10):
@@ -402,9 +390,9 @@ async def test_the_end_waits_for_the_last_block(is_ours):
 async def test_a_handler_that_raises_at_the_beginning_of_a_block_leaves_nothing(is_noted, monkeypatch):
     blocks, enter = DeadlineScopes(), DeadlineScopes.enter
 
-    def interrupted(self, scope, *until) -> None:
+    def interrupted(self, scope, until) -> None:
         if is_noted:
-            enter(self, scope, *until)
+            enter(self, scope, until)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(DeadlineScopes, "enter", interrupted)
