@@ -182,7 +182,7 @@ def _promised(ledger: CampaignLedger, fills: Mapping[int, QuotaFill]) -> dict[in
     for quota_id, plan, invited, value in ledger.read(_INVITED):
         if quota_id in fills:  # a run that is active may have added one since
             currency = fills[quota_id].currency_id or 0
-            expected, revenue = {currency: invited * (value or 0.0)}, {currency: Decimal(0)}
+            expected, revenue = {currency: invited * value}, {currency: Decimal(0)}
             chances = by_plan.get(str(plan), {}).get(str(quota_id), (nan, nan))
             by_ir, planned = (invited * each for each in chances)
             of_plan = EndSums(Counter(invited=invited), expected, revenue, by_ir, planned)
@@ -201,15 +201,14 @@ def _ordered(found: Iterable[Conversion], rates: CurrencyRates | None) -> tuple[
     return tuple(sorted(found, key=key))
 
 
-# Each invite counts as the latest plan expected that had its pair requested.
+# By plan: each invite counts as its own plan expected.
 _INVITED: Final = """
-SELECT i.quota, i.plan, count(*), t.value FROM (
-    SELECT quota, (
-        SELECT max(plan) FROM pairs AS p
-        WHERE p.member = m.member AND p.quota = m.quota AND p.state NOT IN ('skipped', 'rejected', 'not_sent')
-    ) AS plan
-    FROM (SELECT member, quota FROM invites UNION ALL SELECT member, quota FROM settled) AS m
-) AS i LEFT JOIN terms AS t ON t.quota = i.quota AND t.plan = i.plan GROUP BY i.quota, i.plan
+SELECT i.quota, i.plan, i.invites, t.value FROM (
+    SELECT quota, plan, count(*) AS invites FROM pairs AS p
+    WHERE state = 'invited' OR state IN ('unknown', 'pending') AND EXISTS (
+        SELECT 1 FROM settled AS s WHERE s.member = p.member AND s.quota = p.quota
+    ) GROUP BY quota, plan
+) AS i JOIN terms AS t USING (quota, plan)
 """
 _INVITES_OF: Final = """
 SELECT i.quota, i.survey, i.wave, i.at, coalesce({grouped}, 0)

@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import floor, inf, log
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from attrs import define, field
 
@@ -135,7 +135,6 @@ class WaitLog:
         return self._latest[kind]
 
 
-_Counts: TypeAlias = "tuple[dict[int, Counter[str]], dict[int, float], dict[int, float], float]"
 _MOST_MOMENTS: Final = 240
 _SETTLED: Final = """
 SELECT count(*) FROM settled AS s WHERE EXISTS (
@@ -164,9 +163,9 @@ def summary_of(
         quotas = ledger.quotas()
         counts = _counted(ledger, quotas, is_running=is_running)
         fills = tuple(
-            _fill(quota, counts[0][quota.id])
+            _fill(quota, counts.by_quota[quota.id])
             for quota in sorted(quotas, key=lambda quota: (-quota.room, quota.id))
-            if quota.id in counts[0]
+            if quota.id in counts.by_quota
         )
     ends, by_group = (None, None) if outcomes is None else ends_of(ledger, fills, outcomes)
     with ledger.as_written():
@@ -177,15 +176,14 @@ def _summed(
     ledger: CampaignLedger,
     rules: Mapping[int, Rule],
     fills: tuple[QuotaFill, ...],
-    counts: _Counts,
+    counts: _PairCounts,
     *,
     ends: Ends | None,
     by_group: Mapping[int, EndSums] | None,
     is_running: bool,
 ) -> Summary:
     facts = dict(ledger.read("SELECT name, value FROM facts"))
-    by_quota, planned, expected, lost = counts
-    states = sum(by_quota.values(), Counter[str]())
+    states = sum(counts.by_quota.values(), Counter[str]())
     pairs = Pairs(planned=states.total(), **{state: states[state] for state in states})
     runs = ledger.read(
         f"SELECT began, coalesce(ended, {LAST_SIGN}), reason, ended IS NULL FROM runs ORDER BY id"  # noqa: S608
@@ -194,7 +192,7 @@ def _summed(
     limits = ledger.limits()
     state, reason = _state(pairs, runs, limits, is_running=is_running)
     rates, added = ledger.currency_rates(), ledger.adding()
-    possible = dict.fromkeys(planned, 0.0) | dict(ledger.read(_POSSIBLE))
+    possible = dict.fromkeys(counts.planned, 0.0) | dict(ledger.read(_POSSIBLE))
     revenue = {} if ends is None else revenue_by_currency(ends.quotas)
     return Summary(
         state=state,
@@ -213,19 +211,19 @@ def _summed(
         asked=pairs.planned - pairs.pending - pairs.skipped + _waiting_again(ledger, is_running=is_running),
         settled=ledger.read(_SETTLED)[0][0],
         requests=int(facts.get("requests", 0)),
-        planned_value=added(planned),
-        expected_value=added(expected),
+        planned_value=added(counts.planned),
+        expected_value=added(counts.expected),
         possible_value=total_of(possible, rates),
-        spent=ledger.spent() + ledger.doubtful() + lost,
-        currency_id=next(iter(planned)) or None if len(planned) == 1 else None,
+        spent=ledger.spent() + ledger.doubtful() + counts.lost,
+        currency_id=next(iter(counts.planned)) or None if len(counts.planned) == 1 else None,
         by_currency={
             each: CurrencySums(
                 planned_value=value,
-                expected_value=expected[each],
+                expected_value=counts.expected[each],
                 possible_value=possible[each],
                 revenue=None if ends is None else revenue.get(each, Decimal(0)),
             )
-            for each, value in planned.items()
+            for each, value in counts.planned.items()
         },
         currency_rates=rates,
         codes=_codes(ledger, rules),
@@ -250,11 +248,14 @@ def _summed(
     )
 
 
-def _counted(ledger: CampaignLedger, quotas: Iterable[PlannedQuota], *, is_running: bool) -> _Counts:
-    """Return the pairs by quota and state, the values by currency, and the cost of what a dead run has left.
+class _PairCounts(NamedTuple):
+    by_quota: dict[int, Counter[str]]  # pairs by quota and state
+    planned: dict[int, float]  # the value of all pairs, by currency
+    expected: dict[int, float]  # that of the invites
+    lost: float  # the cost of what a dead run has left in flight
 
-    The values are those of all pairs, and those of the invites.
-    """
+
+def _counted(ledger: CampaignLedger, quotas: Iterable[PlannedQuota], *, is_running: bool) -> _PairCounts:
     by_quota: dict[int, Counter[str]] = {}
     of_id = {quota.id: quota for quota in quotas}
     values: list[tuple[PlannedQuota, float]] = []
@@ -268,7 +269,7 @@ def _counted(ledger: CampaignLedger, quotas: Iterable[PlannedQuota], *, is_runni
         for _, quota_id in ledger.read(IN_FLIGHT, ledger.plan):
             by_quota[quota_id].update({"pending": -1, "unknown": 1})
             lost += of_id[quota_id].cost
-    return by_quota, sums_by_currency(values), sums_by_currency(invited), lost
+    return _PairCounts(by_quota, sums_by_currency(values), sums_by_currency(invited), lost)
 
 
 def _waiting_again(ledger: CampaignLedger, *, is_running: bool) -> int:
