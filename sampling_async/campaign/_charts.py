@@ -225,8 +225,8 @@ def trend(
     for place, ends in enumerate(spans):
         x, (low, high) = _across((place + 0.8) * width), (_TOP + float(_up(scale, end)) for end in ends)
         drawn.append(_tag("line", x1=x, x2=x, y1=low, y2=high, class_="span"))
-    for place in range(0, len(names), every):
-        drawn.append(_below(names[place], (place + 0.5) * width))
+    for at, place in enumerate(range(0, len(names), every)):  # on two lines in turn, or a phone has no room
+        drawn.append(_below(names[place], (place + 0.5) * width, line=1 + at % 2))
     return _chart(label, *drawn)
 
 

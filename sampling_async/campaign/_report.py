@@ -33,7 +33,7 @@ MOST_QUOTAS: Final = 2_000  # so many quotas are on the page
 _HOUR: Final = 3600
 _MOST_COLUMNS: Final = 168  # the hours of a week
 _MOST_NIGHTS: Final = 30  # so many are drawn
-_SHORT: Final = 10  # the name of a night below its bar
+_SHORT: Final = 15  # the name of a night below its bar
 MOST_WAITS: Final = 50  # so many waits are in the table
 
 _OUTCOMES: Final = {

@@ -149,18 +149,20 @@ def ended_night(day: int, completed: int, *, revenue: str | None = "12.5", **mor
 
 
 def test_completes_and_revenue_are_drawn_over_the_nights_the_oldest_first():
-    nights = {"late": ended_night(1, 20), 'early"><script>': ended_night(0, 10), "other": FIRST}
+    nights = {"late": ended_night(1, 20), 'early"><script>!': ended_night(0, 10), "other": FIRST}
     page = comparison_page(compare(nights))
     assert "<script" not in page
     low, high = Conversion(invited=100, completed=10).interval
     assert (f"{100 * low:,.0f}", f"{100 * high:,.0f}") == ("6", "17")
     label = (
-        "By night: early&#34;&gt;&lt;script&gt;: 10 completes, by chance 6 to 17, 60 open, revenue 12.50;"
+        "By night: early&#34;&gt;&lt;script&gt;!: 10 completes, by chance 6 to 17, 60 open, revenue 12.50;"
         " late: 20 completes, by chance 13 to 29, 50 open, revenue 12.50"
     )
     assert page.count(f'role="img" aria-label="{label}"') == page.count(f"<title>{label}</title>") == 2
     assert page.count('class="span"') == 2
-    assert page.index('y="221" class="middle">early&#34;&gt;&lt;s…<') < page.index(' class="middle">late<')
+    # On two lines in turn, as a phone has no room for names side by side.
+    first = page.index('y="221" class="middle">early&#34;&gt;&lt;script…<')
+    assert first < page.index('y="236" class="middle">late<')
 
 
 def test_one_night_is_no_trend_and_revenue_in_several_currencies_none():

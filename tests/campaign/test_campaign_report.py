@@ -204,10 +204,12 @@ def test_each_figure_is_there():
 def test_the_page_is_well_formed_and_in_order():
     page = read()
     assert [tag for tag, _ in page.tags if tag in {"main", "h1"}] == ["main", "h1"]
-    headings = re.findall(r"<h2>(.*?)</h2>", report(summary()))
+    groups = (MemberGroup(kind="age", question="1001538", value="18-24", planned=5, invited=4),)
+    headings = re.findall(r"<h2>(.*?)</h2>", report(summary(groups=groups)))
     assert headings == [
         "In short",
         "From the panel to invites",
+        "By group of members",
         "Outcomes by result code",
         "Fill of each quota",
         "Over time",
