@@ -92,6 +92,8 @@ class Inviter:
         self._panel_guid = panel_guid
         self._recorder = recorder
         self._replay = replay
+        self.is_recorded = recorder is not None  # outcomes are shown only when they are on disk
+        self.has_journal = replay is not None  # which may give outcomes of earlier runs
         self._asked = asked
         self._is_open = False
         self._stopped_by: SamplingError | None = None
@@ -127,16 +129,6 @@ class Inviter:
         """Wait until all that was recorded so far is on disk."""
         if self._recorder is not None:
             await self._recorder.written()
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether outcomes are shown only when they are on disk."""
-        return self._recorder is not None
-
-    @property
-    def has_journal(self) -> bool:
-        """Whether there is a journal, which may give outcomes of earlier runs."""
-        return self._replay is not None
 
     async def begin(self) -> None:
         """Open the record, if there is one, and notify those who watch the client.

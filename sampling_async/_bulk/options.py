@@ -120,10 +120,15 @@ class BulkOptions:
 
 def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, weight: float) -> BulkOptions:
     size = whole_number(chunk_size, "chunk_size", most=MAX_QUOTA_IDS)
+    share = number_above_0(weight, "weight", "a share")
     if goal not in {"throughput", "first", None}:
         raise InvalidRequestError(f'goal must be "throughput" or "first", not {goal!r}')
+    if not _LEAST_SHARE <= share <= 1 / _LEAST_SHARE:
+        raise InvalidRequestError(
+            f"weight must be a share from {_LEAST_SHARE} to {1 / _LEAST_SHARE:.0f}, not {weight!r}"
+        )
     is_first = goal == "first" or (goal is None and until < inf)
-    return BulkOptions(size, _spreading(gate, size) if is_first else None, _share_of(weight), until)
+    return BulkOptions(size, _spreading(gate, size) if is_first else None, share, until)
 
 
 def asked_pairs(repeats: Repeats, *, has_journal: bool) -> RequestedPairs | None:
@@ -147,15 +152,6 @@ def _spreading(gate: Gate, largest: int) -> Callable[[int], int]:
         return spread(quota_ids, slots=max(1, free), line=bulk.adaptive.latency.line, largest=largest)
 
     return size_of
-
-
-def _share_of(weight: float) -> float:
-    share = number_above_0(weight, "weight", "a share")
-    if not _LEAST_SHARE <= share <= 1 / _LEAST_SHARE:
-        raise InvalidRequestError(
-            f"weight must be a share from {_LEAST_SHARE} to {1 / _LEAST_SHARE:.0f}, not {weight!r}"
-        )
-    return share
 
 
 _COUNTED: Final = 65_536

@@ -76,7 +76,8 @@ class Background(ABC):
     async def __aenter__(self) -> Self:
         if self._runner is not None:
             raise RuntimeError(f"a {self._called} can be entered only once; make a new one")
-        self._runner = _Nursery(self._called) if asyncio_loop() is None else _Task()
+        loop = asyncio_loop()
+        self._runner = _Nursery(self._called) if loop is None else _Task(loop)
         try:
             await self._runner.start(self)
         except BaseException:  # pragma: no cover  swept in tests/faults
@@ -177,20 +178,18 @@ class _Task:
     It does not keep what it runs: both would stay, with all the input, until a garbage collection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._scope = anyio.CancelScope()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, background: Background) -> None:
-        loop = asyncio_loop()
-        assert loop is not None
-
         def over(task: asyncio.Task[None]) -> None:
             if not task.cancelled():
                 task.exception()  # marks it as seen, or asyncio logs it
             background.is_over()
 
-        self._task = loop.create_task(self._run(background), name="sampling_async")
+        self._task = self._loop.create_task(self._run(background), name="sampling_async")
         # The consumer is notified even if the task ends before its first step.
         self._task.add_done_callback(over)
 

@@ -246,10 +246,10 @@ class Engine(httpx.AsyncBaseTransport):
         now = time.monotonic()
         # Take the latest used one, so that surplus connections age. One that is too old for reuse stays in the
         # list: whether the server closes it shows how long idle connections live.
-        while self._idle and self._idle[-1].age(now) < self._idle_time.limit:
+        while self._idle and (age := self._idle[-1].age(now)) < self._idle_time.limit:
             connection = self._idle.pop()
             if connection.is_quiet():
-                connection.idled_for = connection.age(now)
+                connection.idled_for = age
                 self.traffic.reused += 1
                 return connection
             self._note_end_of(connection, now)
