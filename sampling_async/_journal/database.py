@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from sampling_async._contract.errors import JournalError
+from sampling_async._contract.errors import JournalError, SamplingError
 from sampling_async._private_files import require_private, target_of
 
 if TYPE_CHECKING:
@@ -101,6 +102,20 @@ def failing(what: str, error: Callable[[str], Exception]) -> Generator[None]:
         if isinstance(made, JournalError):
             made.in_use = getattr(exc, "sqlite_errorcode", 0) & 0xFF in _BUSY
         raise made from exc
+
+
+@contextmanager
+def as_written(error: Callable[[str], Exception], writer: str) -> Generator[None]:
+    """Raise an error of the caller's if values of a database cannot be used: for blocks that use nothing else.
+
+    A database finds damage to its own structures only, and none to a value.
+    """
+    try:
+        yield
+    except SamplingError:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, struct.error) as exc:
+        raise error(f"is damaged: it holds a value that no {writer} writes; use a backup") from exc
 
 
 @contextmanager

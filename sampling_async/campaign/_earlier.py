@@ -14,7 +14,7 @@ from sampling_async._protocol.lessons import Lesson, rule_for
 from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._ledger_file import LEDGER_NAME, is_ledger
 from sampling_async.notifications import SqlStore
-from sampling_async.notifications._entries import member_text
+from sampling_async.notifications._entries import code_of, member_text
 from sampling_async.notifications._postgres import is_dsn
 from sampling_async.notifications._stores import store_of
 
@@ -114,17 +114,16 @@ def _in_ledger(
 
 
 def _in_store(store: SqlStore, rules: Mapping[int, Rule]) -> Iterator[tuple[str, int, int]]:
-    with store.failing("cannot be read"):
+    with store.failing("cannot be read"), store.as_written():
         for rows in store.copy().in_parts(_IN_STORE):
             for member, survey, wave, state, result_code in rows:
                 if is_final(rules, state, result_code):
-                    yield json.loads(member), survey, wave
+                    yield code_of(member), survey, wave
 
 
 def stored_code(code: str) -> str:
     """Return a member code as a store has it: of a very long one, a hash."""
-    found: str = json.loads(member_text(code)) if len(code) > _LONG else code
-    return found
+    return code_of(member_text(code)) if len(code) > _LONG else code
 
 
 def is_final(rules: Mapping[int, Rule], state: str, code: int | None) -> bool:

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field, frozen
 
-from sampling_async._contract.errors import JournalError, SamplingError
+from sampling_async._contract.errors import JournalError
 from sampling_async._contract.records import hidden
-from sampling_async._journal.database import connected, connected_to_read, failing, make_durable, transaction
+from sampling_async._journal.database import (
+    as_written,
+    connected,
+    connected_to_read,
+    failing,
+    make_durable,
+    transaction,
+)
 from sampling_async._journal.lock import JournalLock
 from sampling_async._private_files import make_private
 
@@ -332,18 +339,9 @@ class LedgerFile:
         with self._turn, self._failing("cannot be read"):
             return self._connection.execute(query, *values).fetchall()
 
-    @contextmanager
-    def as_written(self) -> Generator[None]:
-        """Say that the ledger is damaged if its values cannot be used: for blocks that use nothing else.
-
-        SQLite finds damage to its own structures only, and none to a value.
-        """
-        try:
-            yield
-        except SamplingError:
-            raise
-        except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as exc:
-            raise self.error("is damaged: it holds a value that no campaign writes; use a backup") from exc
+    def as_written(self) -> AbstractContextManager[None]:
+        """Return a block that says that the ledger is damaged if its values cannot be used."""
+        return as_written(self.error, "campaign")
 
     def error(self, reason: str) -> LedgerError:
         return LedgerError(reason, path=self.path)

@@ -172,6 +172,14 @@ def member_text(member_code: str) -> str:
     return _bounded(member_code, _MOST_CODE)
 
 
+def code_of(text: str) -> str:
+    """Return the member code of such a text."""
+    code = json.loads(text)
+    if not isinstance(code, str):
+        raise TypeError("this is no member code")
+    return code
+
+
 _MOST_CODE: Final = 1_100  # it may be twice as long in an identity, as JSON in JSON
 _MOST_MORE: Final = 300
 

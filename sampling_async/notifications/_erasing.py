@@ -63,8 +63,9 @@ def erase_member(store: AnyStore, member_code: Text) -> ErasedMember:
         StoreError: The store cannot be read or written.
     """
     opened, code = store_of(store).copy(), text_of(member_code)
-    receipts = list(_receipts_of(opened, code))
-    return run_once(opened, lambda it: _erased(it, code, receipts))
+    with opened.as_written():
+        receipts = list(_receipts_of(opened, code))
+        return run_once(opened, lambda it: _erased(it, code, receipts))
 
 
 def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMember:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
 from typing import Generic, TypeVar
 
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from sampling_async import SamplingError
 from sampling_async._contract.records import hidden
@@ -119,6 +120,10 @@ class Entry:
     end: SurveyEnd | None = None
     fact_key: str = field(default=Factory(lambda self: fact_key(self.identity), takes_self=True))
 
+    @property
+    def member_code(self) -> str | None:
+        return None if self.end is None else self.end.member_code
+
 
 @frozen
 class Hit:
@@ -127,6 +132,13 @@ class Hit:
     receipt: Receipt
     entries: Sequence[Entry]
     verdict: str = ""
+
+    def without(self, members: AbstractSet[str]) -> Hit:
+        """Return the hit without its body if it names one of these; what was not understood is needed whole."""
+        named = {entry.member_code for entry in self.entries}
+        if members.isdisjoint(named) or any(entry.kind is None for entry in self.entries):
+            return self
+        return evolve(self, receipt=evolve(self.receipt, body=b"", query="", headers=()))
 
 
 @frozen(kw_only=True)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
@@ -22,7 +23,7 @@ from sampling_async._contract.frames import ROWS, arrow, batch_of, stream_of, ta
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.lessons import LearnedRates
-from sampling_async.notifications._entries import member_key, member_text
+from sampling_async.notifications._entries import code_of, member_key, member_text
 from sampling_async.notifications._settling import PossibleInvite, Settlements, settle
 from sampling_async.notifications._stores import AnyStore, run_once, store_of
 from sampling_async.notifications._understanding import added, difference, of_hundredths
@@ -115,7 +116,7 @@ def _joined(store: SqlStore) -> Iterator[Mapping[str, Any]]:
             names = [column[0] for column in rows.description]
             for values in rows:
                 row = dict(zip(names, values, strict=True))
-                yield {**row, "member": json.loads(row["member"])}
+                yield {**row, "member": code_of(row["member"])}
 
 
 def read_rates(store: SqlStore, since: float, until: float, *, entered: bool) -> LearnedRates:
@@ -125,10 +126,11 @@ def read_rates(store: SqlStore, since: float, until: float, *, entered: bool) ->
         rows = run(_RATES.format(at=at), (since, until)).fetchall()
     surveys: dict[int, tuple[int, int]] = {}
     quotas: dict[int, tuple[int, int]] = {}
-    for survey, quota, invites, completes in rows:
-        for counts, of in ((surveys, survey), (quotas, quota)):
-            before = counts.get(of, (0, 0))
-            counts[of] = before[0] + int(invites), before[1] + int(completes)
+    with store.as_written():
+        for survey, quota, invites, completes in rows:
+            for counts, of in ((surveys, index(survey)), (quotas, index(quota))):
+                before = counts.get(of, (0, 0))
+                counts[of] = before[0] + int(invites), before[1] + int(completes)
     return LearnedRates(surveys=surveys, quotas=quotas)
 
 
@@ -302,10 +304,11 @@ class OutcomeLedger:
     def read_rows(self) -> Iterator[OutcomeRow]:
         """Yield what `rows` returns, in this thread and in constant memory."""
         invite, account = None, _InviteAccount()
-        for row in _joined(self._store):
-            if row["invite"] != invite:
-                invite, account = row["invite"], _InviteAccount()
-            yield account.booked(row)
+        with self._store.as_written():
+            for row in _joined(self._store):
+                if row["invite"] != invite:
+                    invite, account = row["invite"], _InviteAccount()
+                yield account.booked(row)
 
     async def funnel(self) -> list[QuotaFunnel]:
         """Return a row for each quota, by survey, wave and quota."""
@@ -465,9 +468,10 @@ class _QuotaCounts:
 def _row(row: Mapping[str, Any]) -> OutcomeRow:
     return OutcomeRow(
         member_code=row["member"],
-        survey_id=row["survey"],
-        wave_id=row["wave"],
-        quota_id=row["quota"],
+        # A file of SQLite takes a text for a number.
+        survey_id=index(row["survey"]),
+        wave_id=index(row["wave"]),
+        quota_id=None if row["quota"] is None else index(row["quota"]),
         ending=_ENDINGS[row["kind"]],
         revenue=of_hundredths(row["amount"] or 0),
         reason=None if row["label"] is None else json.loads(row["label"]),

@@ -175,7 +175,7 @@ class PostgresStore(SqlStore):
         A database that was away a moment ago is not tried again yet, or all who wait would do so in turn.
         """
         if not self._is_open:
-            raise self._error("is not open")
+            raise self.error("is not open")
         if self._writer is None or self._writer.closed:
             if time.monotonic() < self._away_until:
                 raise StoreError(self._away)
@@ -206,7 +206,7 @@ class PostgresStore(SqlStore):
             with self.failing("may have been written, or not"):
                 made.commit_begun()
 
-    def _error(self, reason: str, *, permanent: bool = False) -> StoreError:
+    def error(self, reason: str, *, permanent: bool = False) -> StoreError:
         return StoreError(f"the store {self._shown} {reason}", permanent=permanent)
 
     def failing(self, what: str) -> AbstractContextManager[None]:
@@ -222,7 +222,7 @@ class PostgresStore(SqlStore):
         with closing(connection):
             form = self._form(connection)
             if form == 0 and not may_make:
-                raise self._error("cannot be read: it has no tables, an inbox makes them", permanent=True)
+                raise self.error("cannot be read: it has no tables, an inbox makes them", permanent=True)
             if form == 0:
                 connection.begin()
                 connection.run("SELECT pg_advisory_xact_lock(?)", (self._number_of("tables"),))
@@ -254,7 +254,7 @@ class PostgresStore(SqlStore):
             # As JSON, because a table of somebody else has other columns.
             rows = connection.run("SELECT to_json(s) FROM store AS s LIMIT 2").fetchall()
         if len(rows) != 1 or rows[0][0].get("application") != _APPLICATION:
-            raise self._error("is a schema of something else; name another one", permanent=True)
+            raise self.error("is a schema of something else; name another one", permanent=True)
         return require_known(rows[0][0].get("form"), f"the store {self._shown}", lowest=1)
 
     # --- Statements
@@ -298,7 +298,7 @@ class PostgresStore(SqlStore):
     def run(self, query: str, values: Sequence[object] = ()) -> Any:
         """Run a statement inside `transaction()`, and return its cursor."""
         if self._writer is None:
-            raise self._error("is not open")
+            raise self.error("is not open")
         return self._writer.run(query, values)
 
     def insert(self, into: str, rows: Sequence[Sequence[object]], *, on_conflict: str = "") -> int:

@@ -197,7 +197,7 @@ def settle(store: SqlStore, pairs: Iterable[PossibleInvite]) -> Settlements:
     """
     # Read first: what comes meanwhile may be about an invite that was made meanwhile.
     last, judge = store.last_id(), _Judge(pairs)
-    with store.reading("cannot be read", is_long=True) as run:
+    with store.reading("cannot be read", is_long=True) as run, store.as_written():
         for code in judge.since:
             text = member_text(code)
             for row in run(_KNOWN, (text, text)).fetchall():
@@ -290,7 +290,7 @@ class _Judge:
 
 def _invites(store: SqlStore, since: float, last: int, members: Mapping[str, object]) -> Iterator[_Evidence]:
     """Yield the invite notifications about some members."""
-    with store.failing("cannot be read"):
+    with store.failing("cannot be read"), store.as_written():
         for rows in store.in_parts(_INVITES.format(since=since, last=last)):
             for number, at, text in rows:
                 fields = json.loads(text)

@@ -10,12 +10,11 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from attrs import evolve
-
 from sampling_async._contract.checks import moment_of
 from sampling_async._contract.records import INT64_MAX
+from sampling_async._journal.database import as_written
 from sampling_async.notifications._entries import about_stand_in, in_its_wave, member_text, stand_in
-from sampling_async.notifications._facts import Backlog, Fact, Hit, Settled, State, Validity
+from sampling_async.notifications._facts import Backlog, Fact, Hit, Settled, State, StoreError, Validity
 from sampling_async.notifications._records import Kind
 from sampling_async.notifications._tables import (
     CLAIM,
@@ -107,6 +106,14 @@ class SqlStore(ABC):
         """Return a block that raises errors of the database as a StoreError: `what`, as in `cannot be read`."""
 
     @abstractmethod
+    def error(self, reason: str) -> StoreError:
+        """Return an error that names the store: `reason`, as in `is not open`."""
+
+    def as_written(self) -> AbstractContextManager[None]:
+        """Return a block that says that the store is damaged if its values cannot be used."""
+        return as_written(self.error, "inbox")
+
+    @abstractmethod
     def _receipt_numbers(self, count: int) -> Iterable[int]:
         """Return the numbers of new receipts."""
 
@@ -187,7 +194,7 @@ class SqlStore(ABC):
             verdicts: list[str] = []
             for entry, subject, keys in entries:
                 is_new = keys and subject not in seen and known.isdisjoint(keys)
-                if is_new and not (erased and _member_of(entry) in erased):
+                if is_new and not (erased and entry.member_code in erased):
                     fresh.append(fact_row(number, hit.receipt.at, entry))
                     verdicts.append("new")
                 else:
@@ -195,7 +202,7 @@ class SqlStore(ABC):
                     fresh.clear()
                     verdicts.append(self._join(number, hit.receipt.at, entry, erased))
                 seen.add(subject)
-            receipts.append(receipt_row(number, _without_codes(hit, erased), verdicts))
+            receipts.append(receipt_row(number, hit.without(erased), verdicts))
             became.append(verdicts)
         self.insert(FACTS, fresh)
         self.insert(RECEIPTS, receipts)
@@ -205,13 +212,13 @@ class SqlStore(ABC):
         """Return the codes of members that were erased. It is one statement if there was never any."""
         if self.run("SELECT 1 FROM erased LIMIT 1").fetchone() is None:
             return set()
-        codes = {code for some in entries for entry in some if (code := _member_of(entry)) is not None}
+        codes = {code for some in entries for entry in some if (code := entry.member_code) is not None}
         query = "SELECT 1 FROM erased WHERE member = ?"
         return {code for code in codes if self.run(query, (member_text(stand_in(code)),)).fetchone()}
 
     def _join(self, receipt: int, at: float, entry: Entry, erased: set[str]) -> str:
         """Enter an entry that may have to do with facts that are stored."""
-        place = about_stand_in if _member_of(entry) in erased else in_its_wave
+        place = about_stand_in if entry.member_code in erased else in_its_wave
         return self._enter(receipt, at, place(self.run, entry))
 
     def _known(self, keys: Iterable[str]) -> set[str]:
@@ -373,7 +380,8 @@ class SqlStore(ABC):
         query = CLAIM.format(of_kinds=" UNION ALL ".join([of_kind] * len(leased)))
         values = [value for name in leased for value in (name, now, *names, most)]
         rows = self.run(query, (*values, most, until, now, owner)).fetchall()
-        return [fact_of(row, partial(_body, self.run)) for row in sorted(rows)]
+        with self.as_written():
+            return [fact_of(row, partial(_body, self.run)) for row in sorted(rows)]
 
     def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
         """Prolong leases."""
@@ -436,17 +444,21 @@ class SqlStore(ABC):
                 " SELECT kind, 0, count(*), NULL FROM facts WHERE state = 'dead' GROUP BY kind"
                 ") AS each GROUP BY kind) AS of_kind"
             ).fetchall()
-        return [
-            # PostgreSQL's sum of whole numbers is a Decimal.
-            Backlog(kind=Kind(kind) if kind else None, pending=int(pending), dead=int(dead), oldest_at=at)
-            for kind, pending, dead, at in rows
-        ]
+        with self.as_written():
+            return [
+                Backlog(
+                    kind=Kind(kind) if kind else None,
+                    pending=int(pending),  # PostgreSQL's sum of whole numbers is a Decimal
+                    dead=int(dead),
+                    oldest_at=at and float(at),
+                )
+                for kind, pending, dead, at in rows
+            ]
 
     def last_id(self) -> int:
         """Return the ID of the newest fact; 0 if there is none."""
         with self.reading("cannot be read") as run:
-            newest: int = run("SELECT coalesce(max(id), 0) FROM facts").fetchone()[0]
-            return newest
+            return int(run("SELECT coalesce(max(id), 0) FROM facts").fetchone()[0])
 
     def facts(
         self, *, kinds: Iterable[Kind | None] | None = None, after: int = 0, state: State | None = None
@@ -465,7 +477,7 @@ class SqlStore(ABC):
             conditions.append("state = ?")
             values.append(state)
         query = f"SELECT {COLUMNS} FROM facts WHERE {' AND '.join(conditions)} ORDER BY id LIMIT {_PAGE}"
-        with self.reading("cannot be read") as run:
+        with self.reading("cannot be read") as run, self.as_written():
             while True:
                 rows = run(query, values).fetchall()
                 for row in rows:
@@ -477,17 +489,6 @@ class SqlStore(ABC):
 
 def _names(kinds: Iterable[Kind | None]) -> list[str]:
     return ["" if kind is None else str(kind) for kind in kinds]
-
-
-def _without_codes(hit: Hit, erased: set[str]) -> Hit:
-    """Return a hit without its body if it names an erased member; what was not understood is needed whole."""
-    if erased.isdisjoint(map(_member_of, hit.entries)) or any(entry.kind is None for entry in hit.entries):
-        return hit
-    return evolve(hit, receipt=evolve(hit.receipt, body=b"", query="", headers=()))
-
-
-def _member_of(entry: Entry) -> str | None:
-    return None if entry.end is None else entry.end.member_code
 
 
 def _marks(values: Sequence[object]) -> str:

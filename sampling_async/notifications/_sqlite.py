@@ -107,9 +107,9 @@ class SqliteStore(SqlStore):
         return connected(self.path, _BUSY_SECONDS)
 
     def failing(self, what: str) -> AbstractContextManager[None]:
-        return failing(what, self._error)
+        return failing(what, self.error)
 
-    def _error(self, reason: str) -> StoreError:
+    def error(self, reason: str) -> StoreError:
         return StoreError(f"the store {self.path} {reason}")
 
     # --- Statements
@@ -150,5 +150,5 @@ class SqliteStore(SqlStore):
     @property
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
-            raise self._error("is not open")
+            raise self.error("is not open")
         return self._database

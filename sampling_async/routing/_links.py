@@ -152,19 +152,20 @@ def _waits(link: Link, history: MemberHistory, wish: Wish, now: float) -> bool:
 
 def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberHistory]:
     history = MemberHistory()
-    query = f"SELECT {_LINK} FROM links WHERE member = ?"  # noqa: S608  columns
-    links = [Link(*row) for row in store.execute(query, (member,))]
-    for link in links:
-        history.add_link(link, now)
-    requested = {link.quota_id for link in links}
-    for end in store.execute(_ENDS.format(columns="", condition="member = ?"), (member,)):
-        history.add_end(*end)
-    query = "SELECT survey, quota, invited, entered FROM invites WHERE member = ?"
-    for survey_id, quota_id, invited, entered in store.execute(query, (member,)):
-        if entered is not None:
-            history.add_start(survey_id, quota_id, entered)
-        elif quota_id not in requested:
-            history.add_invite(survey_id, invited)
+    with store.as_written():
+        query = f"SELECT {_LINK} FROM links WHERE member = ?"  # noqa: S608  columns
+        links = [Link(*row) for row in store.execute(query, (member,))]
+        for link in links:
+            history.add_link(link, now)
+        requested = {link.quota_id for link in links}
+        for end in store.execute(_ENDS.format(columns="", condition="member = ?"), (member,)):
+            history.add_end(*end)
+        query = "SELECT survey, quota, invited, entered FROM invites WHERE member = ?"
+        for survey_id, quota_id, invited, entered in store.execute(query, (member,)):
+            if entered is not None:
+                history.add_start(survey_id, quota_id, entered)
+            elif quota_id not in requested:
+                history.add_invite(survey_id, invited)
     return links, history
 
 
@@ -224,7 +225,7 @@ class Changes:
     def all(self, since: float, now: float) -> Histories:
         """Return the histories of all members, from a moment on. It may block."""
         histories = Histories()
-        with self._store.reading("cannot be read", is_long=True) as run:
+        with self._store.reading("cannot be read", is_long=True) as run, self._store.as_written():
             last = _last_fact(run)
             apply(_links_since(run, since), histories, now)
             apply(_ends(run, 0, since), histories, now)

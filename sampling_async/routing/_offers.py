@@ -95,7 +95,8 @@ class OfferBook:
             else:
                 rows = await in_thread(self._changes.added, now)
                 for begin in range(0, len(rows), _SLICE):
-                    apply(rows[begin : begin + _SLICE], self._histories, now)
+                    with self._store.as_written():
+                        apply(rows[begin : begin + _SLICE], self._histories, now)
                     await checkpoint()
                 if self._cleared_on != today:
                     self._cleared_on = today

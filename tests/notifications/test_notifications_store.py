@@ -10,6 +10,7 @@ import stat
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 
 import pytest
 from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, entries_of, received, status
@@ -17,6 +18,8 @@ from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encod
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
     Kind,
+    OutcomeLedger,
+    PossibleInvite,
     SqliteStore,
     State,
     StoreError,
@@ -26,7 +29,9 @@ from sampling_async.notifications import (
     rotate_secrets,
 )
 from sampling_async.notifications._facts import Backlog, Hit, Receipt, Settled
-from sampling_async.notifications._stores import store_of
+from sampling_async.notifications._settling import RecordedInvite, record
+from sampling_async.notifications._stores import run_once, store_of
+from sampling_async.routing._links import Changes, abandon
 
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
 IN_BOTH_ORDERS = pytest.mark.parametrize(
@@ -749,3 +754,49 @@ def test_what_is_indexed_is_bounded_for_any_member_code(store, code):
     assert max(len(entry.key), len(entry.identity)) < 2_700
     assert put(store, "terminate", taken_back) == ["new"]
     assert put(store, "terminate", taken_back) == ["repeated"]
+
+
+# --- A value that nobody has written
+
+READINGS = {
+    "facts": lambda store: list(store.facts()),
+    "backlog": lambda store: store.backlog(),
+    "rows": lambda store: list(OutcomeLedger(store).read_rows()),
+    "history": lambda store: run_once(store.copy(), partial(abandon, member_code="m-1", owners=(), now=2.0)),
+    "histories": lambda store: Changes(store).all(0.0, 2.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "reading"),
+    [
+        ("facts", "kind", "completed", "facts"),
+        ("facts", "posted_as", "", "facts"),
+        ("facts", "state", "pend", "facts"),
+        ("facts", "standing", "stays", "facts"),
+        ("facts", "at", "yesterday", "facts"),
+        ("facts", "at", "yesterday", "backlog"),
+        ("facts", "fields", "[1]", "facts"),
+        ("facts", "fields", '{"UniqueCode": ', "facts"),
+        ("facts", "label", "[", "rows"),
+        ("invites", "member", "m-1", "rows"),
+        ("invites", "member", "5", "rows"),
+        ("invites", "survey", "a survey", "rows"),
+        ("invites", "invited", "now", "rows"),
+        ("links", "until", "later", "history"),
+        ("links", "survey", "a survey", "histories"),
+    ],
+)
+def test_a_value_that_no_inbox_writes_is_a_damaged_store(sqlite_store, table, column, value, reading):
+    put(sqlite_store, "terminate", TERMINATE)
+    made, unknown = RecordedInvite("m-1", 1100, 2401, 77, 1.0), PossibleInvite("m-1", 1101, 2402, 77, 0.5)
+    record(sqlite_store, [made], [unknown], now=1.0)
+    with sqlite_store.transaction():
+        sqlite_store.run("UPDATE links SET state = 'refused', code = 36")
+    READINGS[reading](sqlite_store)
+    with sqlite_store.transaction():
+        sqlite_store.run(f"UPDATE {table} SET {column} = ?", (value,))
+    with pytest.raises(StoreError) as caught:
+        READINGS[reading](sqlite_store)
+    said = f"the store {sqlite_store.path} is damaged: it holds a value that no inbox writes; use a backup"
+    assert str(caught.value) == said
