@@ -442,10 +442,11 @@ def test_a_second_look_at_the_file_does_not_release_its_lock(tmp_path, look):
     assert not refused(path)
 
 
+FOLDERS = [str(folder) for folder in Path(__file__).parents[:2]]  # of the modules that the programs import
 FORK = """
 import os, signal, sys, time
 from pathlib import Path
-sys.path[:0] = ["tests", "tests/faults"]
+sys.path[:0] = sys.argv[3:]
 from test_journal_faults import MEMBERS, OWNER, JournalError, JournalFile, note
 file = JournalFile(Path(sys.argv[1]), OWNER)
 file.open()
@@ -477,7 +478,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_forked_child_leaves_file_and_lock_to_its_parent(tmp_path, child):
     path = tmp_path / "journal"
     done = subprocess.run(
-        [sys.executable, "-c", FORK, str(path), child], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", FORK, str(path), child, *FOLDERS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     try:
@@ -489,7 +494,7 @@ def test_a_forked_child_leaves_file_and_lock_to_its_parent(tmp_path, child):
 
 EXIT = """
 import asyncio, os, signal, sys, threading
-sys.path[:0] = ["tests"]
+sys.path[:0] = sys.argv[2:]
 import doubles, httpx
 from sampling_async import InviteRequest
 from sampling_async._journal.rows import JournalRows
@@ -519,6 +524,9 @@ loop.run_until_complete(main())
 
 def test_a_process_ends_even_if_its_journal_hangs(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", EXIT, str(tmp_path / "journal")], capture_output=True, check=False, timeout=15
+        [sys.executable, "-c", EXIT, str(tmp_path / "journal"), *FOLDERS],
+        capture_output=True,
+        check=False,
+        timeout=15,
     )
     assert done.returncode == 7, done.stderr
