@@ -13,32 +13,40 @@ from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, whole_number, whole_of_31_bits
 from sampling_async._contract.currencies import CurrencyRates, must_count_alike, not_compared, rates_or_none
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import (
-    Places,
-    best_first,
-    by_member,
-    first_of_each,
-    numbered,
-    places_within,
-    split,
-)
-from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
-from sampling_async.matching.panel._kernel import packed
-from sampling_async.matching.panel._market import Rates, Value, currencies_of, market_of
-from sampling_async.matching.panel._prices import (
+from sampling_async.matching.panel._columns import (
     INVITES_LEFT,
-    SPREAD,
-    Prices,
-    PriceSample,
-    best_of_each,
-    chances,
+    MEMBER_CODE,
     columns_read,
     limits,
-    prices_of,
+    member_codes,
     weights,
 )
-from sampling_async.matching.panel._sample import hashed, seed_of_64_bits
-from sampling_async.matching.panel._top_k import ranked_pairs
+from sampling_async.matching.panel._kernel import packed
+from sampling_async.matching.panel._prices import (
+    SPREAD,
+    Prices,
+    Rates,
+    Value,
+    best_first,
+    best_of_each,
+    chances,
+    currencies_of,
+    first_of_each,
+    market_of,
+    numbered,
+    prices_of,
+)
+from sampling_async.matching.panel._sample import PriceSample, hashed, seed_of_64_bits
+from sampling_async.matching.panel._top_k import (
+    Collector,
+    Places,
+    best_of,
+    by_member,
+    lists_of,
+    places_within,
+    ranked_pairs,
+    split,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,10 +55,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sampling_async.matching._program import Target
-    from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._kernel import Kernel
-    from sampling_async.matching.panel._market import Market
-    from sampling_async.matching.panel._plan import CompactInventory
+    from sampling_async.matching.panel._plan import CompactInventory, Market
     from sampling_async.matching.panel._top_k import Pairs
 
 _LOG: Final = logging.getLogger("sampling_async.matching")
@@ -277,7 +283,7 @@ class Candidates:
         return table
 
 
-class _Collecting:
+class _Collecting(Collector):
     def __init__(self, output: Candidates, source: CompactInventory) -> None:
         assert source.market is not None
         self._output, self._quota_ids = output, source.quota_ids
@@ -310,10 +316,9 @@ class _Collecting:
         quota = np.concatenate([quota for quota, _ in planes])
         member = np.concatenate([member for _, member in planes])
         quota = quota[by_member(member)]
-        ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=count))]).astype(np.int32)
         certain = np.bincount(planes[0][1], minlength=count).astype(np.int32)
         some = self._batch.slice(members.start, count)
-        lists = pa.ListArray.from_arrays(arrow(ends), arrow(self._quota_ids[quota]))
+        lists = lists_of(self._quota_ids[quota], member, count)
         first = self._first + members.start
         return self._output.completed(some, first, lists, arrow(certain), self._hashes[members])
 
@@ -326,7 +331,7 @@ class _Collecting:
         self._collect(kernel, found, had, most, self._thin)
         # A member with too few candidates may take any quota that fits.
         self._collect(kernel, found, np.where(had.sum(axis=0) < n, had, most), most, None)
-        return [_best_of(pairs, most) for pairs in found]
+        return [best_of(pairs, most) for pairs in found]
 
     def _collect(
         self,
@@ -355,9 +360,6 @@ class _Collecting:
             some = np.flatnonzero(levels > turn)
             rows[some] &= self._masks[bits[some, turn]]
 
-    def end(self) -> None:
-        return None
-
 
 def _in_groups(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield batches of one size, except the last one, so that the division of the panel does not matter."""
@@ -374,15 +376,6 @@ def _in_groups(batches: Iterable[Any]) -> Iterator[Any]:
                 waiting, count = [], 0
     if waiting:
         yield pa.concat_batches(waiting)
-
-
-def _best_of(found: list[Pairs], most: int) -> Pairs:
-    if not found:
-        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
-    quota, member = (np.concatenate(each) for each in zip(*found, strict=True))
-    order = by_member(member)
-    order = order[places_within(member[order]) < most]
-    return quota[order], member[order]
 
 
 class _Allocation:
@@ -412,15 +405,12 @@ class _Allocation:
         # Certain before possible, each by what it brings.
         taken = taken[np.lexsort((-gains[taken], ~is_certain[taken], member[taken]))]
         sure = np.bincount(member[taken][is_certain[taken]], minlength=len(batch))
-        columns = [codes, self._lists(member[taken], quota[taken], len(batch)), arrow(sure.astype(np.int32))]
+        lists = lists_of(self._quota_ids[quota[taken]], member[taken], len(batch))
+        columns = [codes, lists, arrow(sure.astype(np.int32))]
         if self._output.reserves:
             left = self._left(member, numbers, taken)
-            columns.append(self._lists(member[left], quota[left], len(batch)))
+            columns.append(lists_of(self._quota_ids[quota[left]], member[left], len(batch)))
         return pa.record_batch(columns, schema=self._output.schema)
-
-    def _lists(self, member: NDArray[np.intp], quota: NDArray[np.intp], members: int) -> Any:
-        ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=members))])
-        return pa.ListArray.from_arrays(arrow(ends.astype(np.int32)), arrow(self._quota_ids[quota]))
 
     def _left(
         self, member: NDArray[np.intp], numbers: NDArray[np.intp], taken: NDArray[np.intp]

@@ -44,6 +44,9 @@ MEMBER_CODE: Final = "member_code"
 DEVICE: Final = "device_type"
 EXCLUDED: Final = "exclude_surveys"
 PARTICIPATIONS: Final = "participations"
+INVITES_LEFT: Final = "invites_left"
+"""The column of the panel with the most invites that a member may get today, as its caps say."""
+
 OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
 """The columns that are not questions."""
 
@@ -292,6 +295,36 @@ def numbers(
     return values, np.ones(len(column), dtype=bool) if answered is None else answered
 
 
+def columns_read(weight: str | None) -> frozenset[str]:
+    """Return the columns of the panel that only an allocation reads."""
+    return frozenset({INVITES_LEFT} if weight is None else {INVITES_LEFT, weight})
+
+
+def limits(batch: Any, per_member: int, first: int) -> Any:
+    if INVITES_LEFT not in batch.schema.names:
+        return arrow(np.full(len(batch), per_member, dtype=np.int64))
+    left, is_known = numbers(batch.column(INVITES_LEFT), INVITES_LEFT, first)
+    return arrow(np.where(is_known, np.clip(left, 0, per_member), per_member).astype(np.int64))
+
+
+def weights(batch: Any, name: str | None, first: int) -> Any:
+    if name is None:
+        return arrow(np.ones(len(batch)))
+    if name not in batch.schema.names:
+        raise InvalidRequestError(f"the panel has no column {name!r}, which Allocate(weight=...) names")
+    try:
+        column = batch.column(name).cast(pa.float64()).fill_null(1.0)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise InvalidRequestError(f"column {name!r} of the panel must hold numbers") from None
+    values = column.to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(wrong):
+        raise InvalidRequestError(
+            f"column {name!r} of the panel must hold numbers from 0 on; row {first + wrong[0]} does not"
+        )
+    return column
+
+
 def taken(batch: Any, source: CompactInventory, first: int) -> Several:
     """Return the waves, by their places, that must not be offered to members."""
     hits = [
@@ -349,10 +382,6 @@ def _looked_up(
 
     `keys` has an array for each number of a key.
     """
-    # Example: the keys of members 0, 1, 2 are B, A, B, where A has the places [7, 8] and B has [9]. Then
-    # `number` is [0, 1, 0], `times` is [1, 2, 1], `within` is [0, 0, 1, 0] and `all_places` is [9, 7, 8]. The
-    # lists of the members begin in it at 0, 1, 0, so the result is the places [9, 7, 8, 9] of members [0, 1, 1,
-    # 2].
     number, count = _numbered(keys[0])
     for each in keys[1:]:
         # Numbers stay below the length of the arrays, so that these products fit 64 bits.
@@ -361,13 +390,9 @@ def _looked_up(
     example = np.empty(count, dtype=np.intp)  # a place where each key stands
     example[number] = np.arange(len(number))
     unique = zip(*(each[example].tolist() for each in keys), strict=True)
-    places = [np.fromiter(places_of(key), dtype=np.intp) for key in unique]
-    lengths = np.array([len(each) for each in places], dtype=np.intp)
-    ends = np.cumsum(lengths)
-    times = lengths[number]
-    within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-    all_places = np.concatenate([_NOTHING, *places])
-    return Several(all_places[np.repeat(ends[number] - times, times) + within], np.repeat(member, times))
+    lists = pa.array([[*places_of(key)] for key in unique], pa.list_(pa.int64())).take(arrow(number))
+    places, at = flat(lists)
+    return Several(integers(places)[0].astype(np.intp), member[at])
 
 
 def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

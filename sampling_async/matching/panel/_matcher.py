@@ -13,11 +13,10 @@ from sampling_async.matching.panel._arrow import is_settled, pa, settled
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of
 from sampling_async.matching.panel._files import batches_of, must_be_readable_twice, sized
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
-from sampling_async.matching.panel._market import Terms, terms_of
 from sampling_async.matching.panel._plan import CompactInventory, PanelPlan
 from sampling_async.matching.panel._postal import OddCodes
-from sampling_async.matching.panel._prices import PriceSample
-from sampling_async.matching.panel._sample import Sample
+from sampling_async.matching.panel._prices import Terms, terms_of
+from sampling_async.matching.panel._sample import PriceSample, Sample
 from sampling_async.matching.panel._top_k import Counts, TopK
 from sampling_async.matching.panel._workers import Workers, matched_by
 

@@ -7,7 +7,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
+from numpy.typing import NDArray
 
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import all_of
@@ -19,11 +20,8 @@ from sampling_async.matching.panel._rows import TOGETHER, SymbolicRows, by_turn,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from sampling_async.matching._conditions import MatchPolicy, QuestionKinds
     from sampling_async.matching._program import Program, Target
-    from sampling_async.matching.panel._market import Market
     from sampling_async.matching.panel._rows import Row
 
 _Place: TypeAlias = tuple[int, int]  # the ID of a program, and a place in it
@@ -62,6 +60,34 @@ class PanelColumns:
     has_device: bool
     has_taken: bool  # a column of excluded surveys or of participations
     has_codes: bool
+
+
+@frozen(eq=False)
+class Market:
+    """The quotas of an allocation, in the order of a `CompactInventory`."""
+
+    values: NDArray[np.float64]  # what an invite is worth, 0 or more
+    rooms: NDArray[np.int64]  # how many invites each quota can use
+    surveys: NDArray[np.int64]  # the number of each quota's survey, from 0 on
+    survey_rooms: NDArray[np.int64]  # how many invites each survey can use, by its number
+    prices: NDArray[np.float64]  # what a place in the quota and in the survey costs
+    reach: NDArray[np.float64]  # the share of the members who fit that become candidates
+    chances: NDArray[np.float64]  # that an invite ends in a complete
+
+    def order(self) -> NDArray[np.intp]:
+        """Return the quotas by what an invite brings beyond its price, the most first."""
+        return np.argsort(self.prices - self.values, kind="stable")
+
+    def arranged(self, order: NDArray[np.intp]) -> Market:
+        return evolve(
+            self,
+            values=self.values[order],
+            rooms=self.rooms[order],
+            surveys=self.surveys[order],
+            prices=self.prices[order],
+            reach=self.reach[order],
+            chances=self.chances[order],
+        )
 
 
 class CompactInventory:
