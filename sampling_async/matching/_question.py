@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sampling_async.matching._bits import all_of, of_places, without
 from sampling_async.matching._conditions import Fitting, fitting
-from sampling_async.matching._crossed import NARROW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +28,9 @@ _LONG: Final = 64  # longer lists of postal codes are not put into a table at on
 
 _SPARSE: Final = 256
 """A long set of needs is faster than a list of them only if more than one need in so many is met."""
+
+NARROW: Final = 2**15
+"""Up to so many needs, a set of them is short: it has 4 KiB at most."""
 
 _NO_NEEDS: Final = array("i")
 

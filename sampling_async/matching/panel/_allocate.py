@@ -39,10 +39,10 @@ from sampling_async.matching.panel._prices import (
 from sampling_async.matching.panel._sample import PriceSample, hashed, seed_of_64_bits
 from sampling_async.matching.panel._top_k import (
     Collector,
-    Places,
     best_of,
     by_member,
     lists_of,
+    pairs_of,
     places_within,
     ranked_pairs,
     split,
@@ -384,15 +384,14 @@ class _Allocation:
     def __init__(self, output: Allocate, source: CompactInventory) -> None:
         assert source.market is not None
         self._output, self._market = output, source.market
-        self._quota_ids = source.quota_ids
-        self._places = Places(source.quota_ids)
+        self._source, self._quota_ids = source, source.quota_ids
         self._rooms = self._market.rooms.copy()
         self._survey_rooms = self._market.survey_rooms.copy()
         self._typical_weight = 1.0 if output.prices is None else output.prices.typical_weight
 
     def of(self, batch: Any) -> Any:
         codes, lists, certain, most, weight, chance = (batch.column(at) for at in range(6))
-        member, quota, is_certain = self._places.pairs(lists, certain)
+        member, quota, is_certain = pairs_of(lists, certain, self._source)
         value = self._market.values[quota] * np.where(is_certain, 1.0, self._output.possible)
         value *= weight.to_numpy()[member] / self._typical_weight
         hashes = chance.to_numpy().view(np.uint64)

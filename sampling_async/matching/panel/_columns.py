@@ -27,9 +27,9 @@ from sampling_async.matching.panel._arrow import (
     pa,
     settled_column,
 )
-from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import PanelColumns
 from sampling_async.matching.panel._postal import Beginnings
+from sampling_async.matching.panel._rows import MOST_CODES, OTHER, UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sampling_async.matching._conditions import QuestionKinds
-    from sampling_async.matching.panel._classes import Classes
     from sampling_async.matching.panel._plan import CompactInventory
+    from sampling_async.matching.panel._rows import Classes
 
 MEMBER_CODE: Final = "member_code"
 DEVICE: Final = "device_type"
@@ -96,6 +96,7 @@ class AnswerReader:
         self._codes: Any = np.uint8 if len(classes) <= MOST_CODES else np.intp
         self._as_they_are: frozenset[int] = frozenset()
         """The integer types (by ID) that can be looked up without a conversion to 64 bits."""
+        self._table: NDArray[Any] | None = None
         self._beginnings = Beginnings(classes) if classes.kind == "postal" else None
         if self._beginnings is not None:
             return
@@ -103,14 +104,12 @@ class AnswerReader:
         if classes.kind == "age":
             known = np.arange(OLDEST + 1)
         self._low, self._high = int(known[0]), int(known[-1])
-        self._known = known
-        self._known_codes = np.array([classes.of.get(int(each), OTHER) for each in known], dtype=self._codes)
-        # A table of the class of every number from `_low` to `_high`, unless it would be too large. The first
-        # and the last place are for all numbers below and above: OTHER.
-        self._table: NDArray[Any] | None = None
-        if self._high - self._low <= _WIDEST_TABLE and self._low > np.iinfo(np.int64).min:
-            self._table = np.full(self._high - self._low + 3, OTHER, dtype=self._codes)
-            self._table[known - self._low + 1] = self._known_codes
+        # A table of the class of every number from `_low` to `_high`, unless it would be too large: numbers are
+        # read as texts then. The first and the last place are for all numbers below and above: OTHER.
+        if self._high - self._low > _WIDEST_TABLE or self._low == np.iinfo(np.int64).min:
+            return
+        self._table = np.full(self._high - self._low + 3, OTHER, dtype=self._codes)
+        self._table[known - self._low + 1] = [classes.of.get(int(each), OTHER) for each in known]
         # `_of_integers` computes `values - (low - 1)` in the column's own type. The type must hold `low - 1`,
         # and be so wide that a number that wraps around comes out above the last place of the table.
         lowest, highest = self._low - 1, max(self._high + 1, self._high - self._low + 2)
@@ -126,8 +125,8 @@ class AnswerReader:
         `first` is the place of its first member in the panel.
         """
         kind = column.type.id
-        if kind in self._as_they_are:
-            return self._of_integers(column, first, None)
+        if self._table is not None and kind in self._as_they_are:
+            return self._of_integers(self._table, column, first, None)
         if kind in LISTS:
             if self._classes.kind in _SINGLE and not is_null(column.type):
                 raise InvalidRequestError(
@@ -163,8 +162,8 @@ class AnswerReader:
             except NotWholeError as exc:
                 self._refuse(exc.value, exc.at, first, member)
             kind = column.type
-        if kind.id in WHOLE and self._classes.kind != "postal":
-            return self._of_integers(column, first, member)
+        if kind.id in WHOLE and self._table is not None:
+            return self._of_integers(self._table, column, first, member)
         if kind.id == DICTIONARY:
             return self._of_words(column, first, member)
         if self._beginnings is not None and is_text(kind):
@@ -178,26 +177,23 @@ class AnswerReader:
             "texts, or lists of these"
         )
 
-    def _of_integers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
+    def _of_integers(
+        self, table: NDArray[Any], column: Any, first: int, member: NDArray[np.intp] | None
+    ) -> NDArray[Any]:
         values, answered = integers(column)
         if column.type.id not in self._as_they_are:
             beyond = values > np.iinfo(np.int64).max if values.dtype == np.uint64 else False
             # Numbers too large for 64 bits with a sign become the lowest number, which is no answer ID either.
             values = np.where(beyond, np.iinfo(np.int64).min, values.astype(np.int64))
-        codes: NDArray[Any]
-        if self._table is not None:
-            # As numbers without a sign, those below the first place are above the last one too, and are clipped
-            # to it, which means OTHER. With answers 101 to 126 as int8, the last place is 27, and -128 - 100
-            # wraps around to 28. A processor that had to guess between two ends would often guess wrong: the
-            # values of nulls are zeros as a rule, so every member without an answer is a number below.
-            places = values - (self._low - 1)
-            places = places.view(_UNSIGNED[places.itemsize])
-            if places.dtype == np.uint64:  # `take` refuses these, and only these
-                places = np.minimum(places, len(self._table) - 1, out=places).view(np.int64)
-            codes = self._table.take(places, mode="clip")
-        else:
-            at = np.minimum(np.searchsorted(self._known, values), len(self._known) - 1)
-            codes = np.where(self._known[at] == values, self._known_codes[at], OTHER).astype(self._codes)
+        # As numbers without a sign, those below the first place are above the last one too, and are clipped to
+        # it, which means OTHER. With answers 101 to 126 as int8, the last place is 27, and -128 - 100 wraps
+        # around to 28. A processor that had to guess between two ends would often guess wrong: the values of
+        # nulls are zeros as a rule, so every member without an answer is a number below.
+        places = values - (self._low - 1)
+        places = places.view(_UNSIGNED[places.itemsize])
+        if places.dtype == np.uint64:  # `take` refuses these, and only these
+            places = np.minimum(places, len(table) - 1, out=places).view(np.int64)
+        codes: NDArray[Any] = table.take(places, mode="clip")
         if self._classes.kind == "age":
             wrong = (values < self._low) | (values > self._high)
             if answered is not None:

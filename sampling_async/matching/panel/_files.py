@@ -72,19 +72,12 @@ def sized(batches: Iterable[Any]) -> Iterator[Any]:
         for start in range(0, len(batch), ROWS):
             piece = batch.slice(start, ROWS)
             if waiting and (count + len(piece) > ROWS or piece.schema != waiting[0].schema):
-                yield _joined(waiting)
+                yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
                 waiting, count = [], 0
             waiting.append(piece)
             count += len(piece)
     if waiting:
-        yield _joined(waiting)
-
-
-def _joined(batches: list[Any]) -> Any:
-    if len(batches) == 1:
-        return batches[0]
-    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
+        yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
 
 
 _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,11 +14,20 @@ from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching._bits import all_of
 from sampling_async.matching._conditions import fitting
 from sampling_async.matching._program import DistinctList
-from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes, InputRow, parts_of
-from sampling_async.matching.panel._rows import TOGETHER, SymbolicRows, by_turn, with_gc_deferred
+from sampling_async.matching.panel._rows import (
+    MOST_CODES,
+    TOGETHER,
+    UNANSWERED,
+    Classes,
+    InputRow,
+    SymbolicRows,
+    by_turn,
+    parts_of,
+    with_gc_deferred,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sampling_async.matching._conditions import MatchPolicy, QuestionKinds
     from sampling_async.matching._program import Program, Target
@@ -250,20 +259,8 @@ def _more(pair: Pair) -> list[int]:
     return [row for row in pair.certain if row not in pair.possible]
 
 
-class _OneQuestion(NamedTuple):
-    asked: FittingClasses
-
-    def all_asked(self) -> Iterator[FittingClasses]:
-        yield self.asked
-
-
-class _Crossed(NamedTuple):
-    """Any other layer: for each sub-quota, its classes by question, and whether it is full."""
-
-    sub_quotas: list[tuple[tuple[FittingClasses, ...], bool]]
-
-    def all_asked(self) -> Iterator[FittingClasses]:
-        return (each for asked, _ in self.sub_quotas for each in asked)
+_SubQuota: TypeAlias = "tuple[tuple[FittingClasses, ...], bool]"
+"""The classes of a sub-quota by question, and whether it is full."""
 
 
 class _PlanBuilder:
@@ -282,7 +279,8 @@ class _PlanBuilder:
         self._fits: dict[tuple[FittingClasses, ...], Pair] = {}
         self._layers = [self._layer(each) for each in layers]
 
-    def _read(self, sub_quotas: list[tuple[tuple[FittingClasses, ...], bool]]) -> _OneQuestion | _Crossed:
+    def _read(self, sub_quotas: list[_SubQuota]) -> list[_SubQuota]:
+        """Return the sub-quotas of a layer; if all ask the same question, as one."""
         # A plan of some hundred thousand rows has no garbage, as a `Program` has none.
         defer_full_gc()
         questions = {tuple(each.question_id for each in asked) for asked, _ in sub_quotas}
@@ -290,17 +288,18 @@ class _PlanBuilder:
         # A member with several answers may fit several sub-quotas, one with each answer. So the sub-quotas
         # cannot be combined into one set of classes.
         if len(only) != 1 or (only[0] in self._columns.multiple and len(sub_quotas) > 1):
-            return _Crossed(sub_quotas)
+            return sub_quotas
         all_classes = -1
         classes = [(*asked[0].classes, all_classes if full else 0) for asked, full in sub_quotas]
-        return _OneQuestion(FittingClasses(only[0], Pair(*fitting(classes, 0, exactly_one=self._exactly_one))))
+        united = Pair(*fitting(classes, 0, exactly_one=self._exactly_one))
+        return [((FittingClasses(only[0], united),), False)]
 
-    def _fillings(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
+    def _fillings(self, layers: Iterable[list[_SubQuota]]) -> dict[int, str]:
         """Return the cheapest `InputRow.how` for the sets of each question's classes."""
         wanted: defaultdict[int, set[int]] = defaultdict(set)
-        for each in with_gc_deferred(layers):
-            for asked in each.all_asked():
-                wanted[asked.question_id].update(asked.classes)
+        for sub_quotas in with_gc_deferred(layers):
+            for each in chain.from_iterable(asked for asked, _ in sub_quotas):
+                wanted[each.question_id].update(each.classes)
         return {question_id: self._filling(question_id, sets) for question_id, sets in wanted.items()}
 
     def _filling(self, question_id: int, sets: set[int]) -> str:
@@ -325,18 +324,16 @@ class _PlanBuilder:
             found = self._made[question_id, classes] = self.rows.combined(op, map(self.rows.given, parts))
         return found
 
-    def _layer(self, of: _OneQuestion | _Crossed) -> Pair:
+    def _layer(self, sub_quotas: list[_SubQuota]) -> Pair:
         defer_full_gc()
-        if isinstance(of, _OneQuestion):
-            return self._fitting((of.asked,))
-        pairs = [(self._fitting(asked), full) for asked, full in of.sub_quotas]
+        pairs = [(self._fitting(asked), full) for asked, full in sub_quotas]
         # If nobody may fit two sub-quotas, the rule of a layer is a plain union of the open ones.
-        if self._is_one_at_most(of):
+        if self._is_one_at_most(sub_quotas):
             is_open = [pair for pair, full in pairs if not full]
             return Pair(*(self.rows.combined("or", rows) for rows in zip(*is_open, strict=True)))
         nobody, everybody = self.rows.nothing, self.rows.everything
-        sub_quotas = [(*pair, everybody if full else nobody) for pair, full in pairs]
-        return Pair(*fitting(sub_quotas, nobody, exactly_one=self._exactly_one))
+        fits = [(*pair, everybody if full else nobody) for pair, full in pairs]
+        return Pair(*fitting(fits, nobody, exactly_one=self._exactly_one))
 
     def _fitting(self, asked: tuple[FittingClasses, ...]) -> Pair:
         """Return the members who fit a sub-quota; everybody may fit one without questions."""
@@ -349,7 +346,7 @@ class _PlanBuilder:
             self._fits[asked] = found
         return found
 
-    def _is_one_at_most(self, of: _Crossed) -> bool:
+    def _is_one_at_most(self, sub_quotas: list[_SubQuota]) -> bool:
         """Return whether nobody may fit two sub-quotas, because each two exclude each other by a question."""
         possible = [
             {
@@ -357,9 +354,9 @@ class _PlanBuilder:
                 for each in asked
                 if each.question_id not in self._columns.multiple
             }
-            for asked, _ in of.sub_quotas
+            for asked, _ in sub_quotas
         ]
-        return any(not full for _, full in of.sub_quotas) and all(
+        return any(not full for _, full in sub_quotas) and all(
             any(not classes & other.get(question_id, -1) for question_id, classes in one.items())
             for one, other in combinations(possible, 2)
         )

@@ -15,14 +15,14 @@ import numpy as np
 
 from sampling_async.matching._conditions import plain_postal
 from sampling_async.matching.panel._arrow import DICTIONARY, booleans, integers, is_text, pa, pc
-from sampling_async.matching.panel._classes import OTHER, UNANSWERED
+from sampling_async.matching.panel._rows import OTHER, UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from sampling_async.matching.panel._classes import Classes
+    from sampling_async.matching.panel._rows import Classes
 
 _LOG: Final = logging.getLogger("sampling_async.matching")
 _PACKED: Final = 8

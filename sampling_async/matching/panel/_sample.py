@@ -20,7 +20,7 @@ from sampling_async.matching.panel._columns import (
     weights,
 )
 from sampling_async.matching.panel._kernel import members_in
-from sampling_async.matching.panel._top_k import Collector, Places, count_of, known_rows, places_within, split
+from sampling_async.matching.panel._top_k import Collector, count_of, known_rows, pairs_of, places_within, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -240,10 +240,7 @@ class _WheelDraw(Collector):
             self._table(drawn, is_certain=is_certain)
             for drawn, is_certain in ((self._certain, True), (self._others, False))
         ]
-        (batch,) = self._output.merged(
-            pa.concat_tables(tables), self._source
-        ).combine_chunks().to_batches() or [pa.record_batch([[], [], [], []], schema=self._output.schema)]
-        return batch
+        return _one_batch(self._output.merged(pa.concat_tables(tables), self._source))
 
     def _table(self, drawn: _Drawn, *, is_certain: bool) -> Any:
         quota, place = np.nonzero(drawn.priorities != _LAST)
@@ -347,7 +344,7 @@ class _SampleDraw(Collector):
 
     def add_candidates(self, batch: Any, first: int) -> None:
         batch = self.begin(batch, first)
-        member, place, is_certain = Places(self._source.quota_ids).pairs(batch.column(1), batch.column(2))
+        member, place, is_certain = pairs_of(batch.column(1), batch.column(2), self._source)
         both = np.zeros((2, len(batch), len(self._source.quota_ids)), dtype=bool)
         both[np.where(is_certain, 0, 1), member, place] = True
         if len(batch):
@@ -377,10 +374,12 @@ class _SampleDraw(Collector):
         table = self._merged()
         counts = np.zeros(len(table), dtype=np.int64)
         counts[:1] = self._count
-        (batch,) = table.set_column(_COUNT, "members", arrow(counts)).cast(
-            self._output.schema
-        ).to_batches() or [pa.RecordBatch.from_pylist([], schema=self._output.schema)]
-        return batch
+        return _one_batch(table.set_column(_COUNT, "members", arrow(counts)).cast(self._output.schema))
+
+
+def _one_batch(table: Any) -> Any:
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
 def _digest_of(source: CompactInventory) -> int:

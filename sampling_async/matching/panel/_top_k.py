@@ -12,7 +12,7 @@ import numpy as np
 from attrs import field, frozen
 
 from sampling_async._contract.checks import whole_of_31_bits
-from sampling_async.matching.panel._arrow import arrow, pa
+from sampling_async.matching.panel._arrow import arrow, integers, pa, pc
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in, packed
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._kernel import Kernel
     from sampling_async.matching.panel._plan import Block, CompactInventory
 
-_WIDEST_TABLE: Final = 2**22
 _NOTHING: Final = np.zeros(0, dtype=np.intp)
 
 
@@ -59,40 +58,26 @@ def split(kernel: Kernel, block: Block) -> tuple[NDArray[np.uint64], NDArray[np.
     return certain, possible ^ certain
 
 
-class Places:
-    def __init__(self, quota_ids: NDArray[np.int64]) -> None:
-        self._order = np.argsort(quota_ids)
-        self._sorted = quota_ids[self._order]
-        # Most IDs are close together, and a table is much faster than a search.
-        self._table: NDArray[np.intp] | None = None
-        if len(quota_ids) and self._sorted[-1] - self._sorted[0] < _WIDEST_TABLE:
-            table = np.full(self._sorted[-1] - self._sorted[0] + 1, -1)
-            table[quota_ids - self._sorted[0]] = np.arange(len(quota_ids))
-            self._table = table
+def pairs_of(
+    lists: Any, certain: Any, source: CompactInventory
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the member, the place of the quota, and whether it is certain, of each pair.
 
-    def pairs(self, lists: Any, certain: Any) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-        """Return the member, the place of the quota, and whether it is certain, of each pair.
+    A list has first the certain quotas; `certain` says how many. Unknown quotas are left out.
+    """
+    member = np.repeat(np.arange(len(lists)), np.diff(lists.offsets.to_numpy()))
+    is_certain = places_within(member) < certain.to_numpy()[member]
+    place = _places_of(lists.flatten().to_numpy(), source)
+    known = place >= 0
+    if known.all():
+        return member, place, is_certain
+    return member[known], place[known], is_certain[known]
 
-        A list has first the certain quotas; `certain` says how many. Unknown quotas are left out.
-        """
-        member = np.repeat(np.arange(len(lists)), np.diff(lists.offsets.to_numpy()))
-        is_certain = places_within(member) < certain.to_numpy()[member]
-        place = self.of(lists.flatten().to_numpy())
-        known = place >= 0
-        if known.all():
-            return member, place, is_certain
-        return member[known], place[known], is_certain[known]
 
-    def of(self, quota_ids: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return the places of quotas, -1 for unknown ones."""
-        if not len(self._sorted):
-            return np.full(len(quota_ids), -1)
-        if self._table is not None:
-            at = quota_ids - self._sorted[0]
-            is_in = (at >= 0) & (at < len(self._table))
-            return np.where(is_in, self._table[np.where(is_in, at, 0)], -1)
-        found = np.minimum(np.searchsorted(self._sorted, quota_ids), len(self._sorted) - 1)
-        return np.where(self._sorted[found] == quota_ids, self._order[found], -1)
+def _places_of(quota_ids: NDArray[np.int64], source: CompactInventory) -> NDArray[np.intp]:
+    """Return the places of quotas, -1 for unknown ones."""
+    found = pc.index_in(arrow(quota_ids), value_set=arrow(source.quota_ids))
+    return integers(found.fill_null(-1))[0].astype(np.intp)
 
 
 def places_within(groups: NDArray[np.integer]) -> NDArray[np.intp]:
@@ -118,8 +103,12 @@ def best_of(found: Sequence[Pairs], most: int) -> Pairs:
     quota = np.concatenate([_NOTHING, *(quota for quota, _ in found)])
     member = np.concatenate([_NOTHING, *(member for _, member in found)])
     order = by_member(member)
-    order = order[places_within(member[order]) < most]
-    return quota[order], member[order]
+    quota, member = quota[order], member[order]
+    # Most members have no more than this; to look is faster than to cut all.
+    if np.bincount(member).max(initial=0) <= most:
+        return quota, member
+    kept = places_within(member) < most
+    return quota[kept], member[kept]
 
 
 def lists_of(values: NDArray[np.int64], member: NDArray[np.intp], members: int) -> Any:
@@ -133,7 +122,7 @@ def known_rows(table: Any, source: CompactInventory) -> tuple[Any, NDArray[np.in
 
     Parts may know others: of a matcher from before a quota closed, for example.
     """
-    places = Places(source.quota_ids).of(table.column("quota_id").to_numpy())
+    places = _places_of(table.column("quota_id").to_numpy(), source)
     known = np.flatnonzero(places >= 0)
     return (table, places) if len(known) == len(places) else (table.take(arrow(known)), places[known])
 
