@@ -177,7 +177,7 @@ class Simulator:
             seed = f"{self._seed}/{number}"
             members = generate_members(seed, members=members, inventory=self._inventory, first=first)
         panel = new_panel(self._seed, number, members, api_key)
-        state = PanelState(panel, quotas=len(self._live), recontacts=self.recontact_quota_ids, seed=self._seed)
+        state = PanelState(panel, recontacts=self.recontact_quota_ids, seed=self._seed)
         self._panels.append(state)
         self.ledger.know_panel(panel.panel_guid)
         self._service.register(state)

@@ -311,19 +311,18 @@ class _Collecting(Collector):
         bytes_ = self._hashes[members, None].view(np.uint8)
         bits = np.unpackbits(bytes_, axis=1, bitorder="little").T
         self._masks = packed(np.ascontiguousarray(bits).view(bool))
-        planes = self._best(kernel, count)
+        (sure, certain), (others, possible) = self._best(kernel, count)
         # A stable sort keeps the order of each member: the certain ones, then the possible ones, best first.
-        quota = np.concatenate([quota for quota, _ in planes])
-        member = np.concatenate([member for _, member in planes])
-        quota = quota[by_member(member)]
-        certain = np.bincount(planes[0][1], minlength=count).astype(np.int32)
+        member = np.repeat(np.tile(np.arange(count), 2), np.concatenate([certain, possible]))
+        quota = np.concatenate([sure, others])[by_member(member)]
         some = self._batch.slice(members.start, count)
-        lists = lists_of(self._quota_ids[quota], member, count)
+        lists = lists_of(self._quota_ids[quota], certain + possible)
         first = self._first + members.start
-        return self._output.completed(some, first, lists, arrow(certain), self._hashes[members])
+        counts = arrow(certain.astype(np.int32))
+        return self._output.completed(some, first, lists, counts, self._hashes[members])
 
     def _best(self, kernel: Kernel, count: int) -> list[Pairs]:
-        """Return the best pairs of each member, member by member: the certain ones, and the possible ones."""
+        """Return the best quotas of each member, member by member: the certain ones, and the possible ones."""
         n = self._output.per_member
         most = _DEPTH * n
         found: list[list[Pairs]] = [[], []]
@@ -331,7 +330,7 @@ class _Collecting(Collector):
         self._collect(kernel, found, had, most, self._thin)
         # A member with too few candidates may take any quota that fits.
         self._collect(kernel, found, np.where(had.sum(axis=0) < n, had, most), most, None)
-        return [best_of(pairs, most) for pairs in found]
+        return [best_of(pairs, most, count) for pairs in found]
 
     def _collect(
         self,
@@ -404,12 +403,14 @@ class _Allocation:
         # Certain before possible, each by what it brings.
         taken = taken[np.lexsort((-gains[taken], ~is_certain[taken], member[taken]))]
         sure = np.bincount(member[taken][is_certain[taken]], minlength=len(batch))
-        lists = lists_of(self._quota_ids[quota[taken]], member[taken], len(batch))
-        columns = [codes, lists, arrow(sure.astype(np.int32))]
+        columns = [codes, self._lists(member[taken], quota[taken], len(batch)), arrow(sure.astype(np.int32))]
         if self._output.reserves:
             left = self._left(member, numbers, taken)
-            columns.append(lists_of(self._quota_ids[quota[left]], member[left], len(batch)))
+            columns.append(self._lists(member[left], quota[left], len(batch)))
         return pa.record_batch(columns, schema=self._output.schema)
+
+    def _lists(self, member: NDArray[np.intp], quota: NDArray[np.intp], members: int) -> Any:
+        return lists_of(self._quota_ids[quota], np.bincount(member, minlength=members))
 
     def _left(
         self, member: NDArray[np.intp], numbers: NDArray[np.intp], taken: NDArray[np.intp]

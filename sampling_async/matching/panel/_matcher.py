@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._contract.checks import require_instance
@@ -21,7 +21,7 @@ from sampling_async.matching.panel._top_k import Counts, TopK
 from sampling_async.matching.panel._workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sampling_async.matching.panel._arrow import BatchReader
     from sampling_async.matching.panel._plan import PanelColumns
@@ -39,6 +39,8 @@ def name_of(output: object) -> str:
 def needs_codes(output: object) -> bool:
     return not isinstance(output, Counts)
 
+
+T = TypeVar("T")
 
 _MOST_PLANS: Final = 4
 
@@ -96,6 +98,8 @@ class PanelMatcher:
         self.output: Any = output
         self._source = source
         self._kernels = _Kernels(source)
+        self._kept: _OfSchema[tuple[list[int], bool]] = _OfSchema()
+        self._read: _OfSchema[PanelColumns] = _OfSchema()
 
     def terms(self) -> Terms:
         """Return the rooms and values of an `Allocate`.
@@ -253,7 +257,7 @@ class PanelMatcher:
     def _pieces(self, batches: Iterable[Any]) -> Iterator[Piece]:
         """Yield batches of a good size, each with the place of its first member."""
         first, odd = 0, OddCodes(self._postal_questions)
-        for batch in sized(self._fitted(batches)):
+        for batch in sized(map(self._fitted, batches)):
             odd.look(batch, first)
             yield first, batch
             first += len(batch)
@@ -262,13 +266,12 @@ class PanelMatcher:
 
     def _matched(self, pieces: Iterable[Piece]) -> Iterator[Any]:
         kernel: Kernel | None = None
-        schema: Any = None
         collector = self.output.collector(self._source)
         for first, batch in pieces:
+            columns = self._read.found(batch.schema, self._columns)
             # Another kernel only if the columns change within the panel.
-            if kernel is None or not batch.schema.equals(schema):
-                schema = batch.schema
-                kernel = self._kernels.lend(columns_of(schema, self._source))
+            if kernel is None or kernel.plan.columns != columns:
+                kernel = self._kernels.lend(columns)
             ready = collector.begin(batch, first)
             answers = kernel.answers(ready, first)
             for members in _chunks(len(ready)):
@@ -296,7 +299,7 @@ class PanelMatcher:
 
     def _planned(self, batch: Any) -> Kernel:
         """Make the plan for a panel in this process, so that the others need not make it again."""
-        return self._kernels.plan(columns_of(batch.schema, self._source))
+        return self._kernels.plan(self._read.found(batch.schema, self._columns))
 
     def merged(self, parts: Any) -> Any:
         """Return the output of a whole panel as a `pyarrow.Table`, given the outputs of all its parts.
@@ -337,18 +340,11 @@ class PanelMatcher:
                 if quota_ids:
                     yield InviteRequest(code, tuple(quota_ids))
 
-    def _fitted(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches with only the columns that matter, without string views."""
-        schema: Any = None
-        places: list[int] = []
-        are_settled = True
-        for batch in batches:
-            # Most batches have the same schema, and to look at one is slow.
-            if schema is None or not batch.schema.equals(schema):
-                schema = batch.schema
-                places, are_settled = self._used_columns(schema)
-            kept = batch.select(places)
-            yield kept if are_settled else settled(kept)
+    def _fitted(self, batch: Any) -> Any:
+        """Return a batch with only the columns that matter, without string views."""
+        places, are_settled = self._kept.found(batch.schema, self._used_columns)
+        kept = batch.select(places)
+        return kept if are_settled else settled(kept)
 
     def _used_columns(self, schema: Any) -> tuple[list[int], bool]:
         """Return the places of the columns that matter, and whether none of them needs `settled`."""
@@ -365,6 +361,24 @@ class PanelMatcher:
         if twice:
             raise InvalidRequestError(f"the panel has several columns {twice[0]!r}: rename or drop all but one")
         return places, all(is_settled(schema.field(at).type) for at in places)
+
+    def _columns(self, schema: Any) -> PanelColumns:
+        return columns_of(schema, self._source)
+
+
+class _OfSchema(Generic[T]):
+    """A cache for the last schema: most batches have the same schema, and to look at one is slow."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, T] | None = None
+
+    def found(self, schema: Any, look: Callable[[Any], T]) -> T:
+        """Return the result of `look` for a schema, from the cache if it is the last schema again."""
+        # One tuple, read once: another thread may replace it, but never separate the schema from its result.
+        last = self._last
+        if last is None or not schema.equals(last[0]):
+            last = self._last = schema, look(schema)
+        return last[1]
 
 
 class _Kernels:

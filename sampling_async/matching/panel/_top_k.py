@@ -98,23 +98,22 @@ Pairs: TypeAlias = "tuple[NDArray[np.intp], NDArray[np.intp]]"
 """Quotas, and the member of each."""
 
 
-def best_of(found: Sequence[Pairs], most: int) -> Pairs:
-    """Return pairs member by member, the first ones of each member, at most so many."""
+def best_of(found: Sequence[Pairs], most: int, members: int) -> Pairs:
+    """Return the first quotas of each member, member by member, and how many each of the members has."""
     quota = np.concatenate([_NOTHING, *(quota for quota, _ in found)])
     member = np.concatenate([_NOTHING, *(member for _, member in found)])
-    order = by_member(member)
-    quota, member = quota[order], member[order]
-    # Most members have no more than this; to look is faster than to cut all.
-    if np.bincount(member).max(initial=0) <= most:
-        return quota, member
-    kept = places_within(member) < most
-    return quota[kept], member[kept]
+    # A stable sort by member keeps the order of each member's pairs.
+    quota, had = quota[by_member(member)], np.bincount(member, minlength=members)
+    # With `had` = [3, 0, 2] and two at most: the members begin at 0, 3, 3, and the positions in a member are
+    # 0 1 2 0 1, of which the third is dropped.
+    kept = np.arange(len(quota)) - np.repeat(np.cumsum(had) - had, had) < most
+    return quota[kept], np.minimum(had, most)
 
 
-def lists_of(values: NDArray[np.int64], member: NDArray[np.intp], members: int) -> Any:
-    """Return a column of lists, one for each of some members, from values that are sorted by member."""
-    ends = np.append(0, np.cumsum(np.bincount(member, minlength=members)))
-    return pa.ListArray.from_arrays(arrow(ends.astype(np.int32)), arrow(values))
+def lists_of(values: NDArray[np.int64], counts: NDArray[np.intp]) -> Any:
+    """Return a column of lists, given the values of all, and how many each has."""
+    ends = np.append(0, np.cumsum(counts)).astype(np.int32)
+    return pa.ListArray.from_arrays(arrow(ends), arrow(values))
 
 
 def known_rows(table: Any, source: CompactInventory) -> tuple[Any, NDArray[np.intp]]:
@@ -256,8 +255,8 @@ class _Choosing(Collector):
                 has_room = packed((had < n)[None])[0]
             if are_certain:
                 certain = np.minimum(had, n)
-        quota, member = best_of(chosen, n)
-        lists = lists_of(self._quota_ids[quota], member, count)
+        quota, counts = best_of(chosen, n, count)
+        lists = lists_of(self._quota_ids[quota], counts)
         codes = self._codes.slice(members.start, count)
         return pa.record_batch([codes, lists, arrow(certain.astype(np.int32))], schema=self._output.schema)
 
