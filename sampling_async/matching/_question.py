@@ -17,7 +17,7 @@ from sampling_async.matching._bits import all_of, of_places, without
 from sampling_async.matching._conditions import Fitting, fitting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sampling_async.matching._conditions import Condition, Known, MatchPolicy
 
@@ -178,13 +178,11 @@ class QuestionSets:
     def ruled_unanswered(self) -> int:
         return self._ruled(frozenset(), self._doubt_of(self._unanswered))
 
-    def doubt_unanswered(self) -> int:
-        """Return the needs that may be met without an answer."""
-        return self._doubtful_needs(self._unanswered)
-
-    def doubt_answered(self) -> int:
-        """Return the needs that may be met by any answer."""
-        return self._doubtful_needs(self._vague)
+    def doubts(self) -> Iterator[int]:
+        """Yield the needs that may be met without an answer, and those that may be met by any answer."""
+        for conditions in (self._unanswered, self._vague):
+            many, needs = self._needs_of(conditions)
+            yield many | of_places(needs)
 
     def answered(self, answer: Known) -> AnsweredQuestion:
         if isinstance(answer, str):
@@ -218,10 +216,6 @@ class QuestionSets:
         """Return the needs that any of the conditions meets, some as a set and the others as numbers."""
         many = all_of(map(self._many.__getitem__, self._many.keys() & conditions)) if self._many else 0
         return many, _joined(map(self._needs.__getitem__, conditions))
-
-    def _doubtful_needs(self, conditions: Sequence[int]) -> int:
-        many, needs = self._needs_of(conditions)
-        return many | of_places(needs)
 
     def _ruled(self, fit: frozenset[int], doubt: _Doubt) -> int:
         demands = list(map(self._demands.__getitem__, fit))

@@ -321,9 +321,9 @@ class Segment:
         # For each question, what any answer changes in `_doubt`. No two questions share a need, so `^` does it.
         self._changed: list[int] = []
         for question in self._questions.values():
-            unanswered = question.doubt_unanswered()
+            unanswered, answered = question.doubts()
             self._doubt |= unanswered
-            self._changed.append(unanswered ^ question.doubt_answered())
+            self._changed.append(unanswered ^ answered)
         self._remembered: list[dict[object, AnsweredQuestion]] = [{} for _ in self._questions]
         self._bytes = 0
 

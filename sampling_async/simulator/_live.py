@@ -22,11 +22,10 @@ _TOPICS: Final = ("Consumer topics", "Consumer topics", "Leisure", "Food", "Trav
 
 
 class LiveSurvey:
-    __slots__ = ("bodies", "position", "quotas", "remaining", "survey")
+    __slots__ = ("bodies", "quotas", "remaining", "survey")
 
-    def __init__(self, survey: Survey, position: int) -> None:
+    def __init__(self, survey: Survey) -> None:
         self.survey = survey
-        self.position = position
         self.remaining = survey.estimated_completes_remaining
         self.quotas = tuple(LiveQuota(quota, self) for quota in survey.quotas)
         self.bodies: dict[bool, bytes | None] = {}
@@ -108,7 +107,7 @@ class LiveInventory:
 
     def __init__(self, inventory: Quotas) -> None:
         self._inventory = inventory
-        self.surveys = tuple(LiveSurvey(survey, i) for i, survey in enumerate(inventory.surveys))
+        self.surveys = tuple(map(LiveSurvey, inventory.surveys))
         self._bodies: dict[bool, bytes] = {}
         self._quotas: dict[int, LiveQuota] = {}
         for quota in (quota for survey in self.surveys for quota in survey.quotas):

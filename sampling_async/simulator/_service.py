@@ -39,7 +39,7 @@ from sampling_async.simulator._members import SimulatedMember, fits_of
 if TYPE_CHECKING:
     from sampling_async import Survey
     from sampling_async.simulator._ledger import Ledger
-    from sampling_async.simulator._live import LiveInventory, LiveQuota
+    from sampling_async.simulator._live import LiveInventory, LiveQuota, LiveSurvey
     from sampling_async.simulator._outbox import Outbox
 
 RECONTACT_SHARE: Final = 0.3
@@ -60,7 +60,7 @@ class PanelState:
 
     def __init__(self, panel: SimulatedPanel, *, recontacts: Iterable[int], seed: int | str) -> None:
         self.panel = panel
-        self.taken: defaultdict[str, set[int]] = defaultdict(set)  # by member code, by their positions
+        self.taken: defaultdict[str, set[LiveSurvey]] = defaultdict(set)  # by member code
         self.recontact_codes: dict[int, tuple[str, ...]] = {}  # by quota ID, sorted by code point
         self._wanted: dict[int, frozenset[str]] = {}
         for quota_id in recontacts:
@@ -291,7 +291,7 @@ class Service:
             return BulkItem(quota_id, code)
         quota.take(places)
         self._inventory.moved(quota)
-        panel.taken[member.member_code].add(quota.survey.position)
+        panel.taken[member.member_code].add(quota.survey)
         url = self._ledger.record_invite(
             quota,
             panel_guid=panel.panel.panel_guid,
@@ -312,7 +312,7 @@ def _judged(panel: PanelState, member: SimulatedMember, quota: LiveQuota) -> tup
         code = ResultCode.QUOTA_NOT_LIVE
     elif quota.is_full:
         code = ResultCode.QUOTA_FULL
-    elif quota.survey.position in panel.taken.get(member.member_code, ()):
+    elif quota.survey in panel.taken.get(member.member_code, ()):
         code = ResultCode.SURVEY_TAKEN
     elif member.device_type_id not in survey.device_type_ids:
         code = ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY

@@ -18,6 +18,7 @@ from sampling_async.matching.panel._rows import (
     MOST_CODES,
     TOGETHER,
     UNANSWERED,
+    Arranged,
     Classes,
     InputRow,
     SymbolicRows,
@@ -232,7 +233,7 @@ class PanelPlan:
         self.source, self.columns = source, columns
         planning = _PlanBuilder(source, columns)
         quotas = [planning.quota(each) for each in source.quotas()]
-        arranged = planning.rows.arranged({part for pair in quotas for row in pair for part in row})
+        arranged = Arranged(planning.rows, {part for pair in quotas for row in pair for part in row})
         self.given = arranged.given
         self.steps = arranged.steps
         self.count = arranged.count

@@ -9,7 +9,7 @@ once. The result is a list of steps, each of which makes many rows by the same o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class Classes:
         met: list[frozenset[int]] = [frozenset(), frozenset()]
         self.of: dict[int | str, int] = {}
         # Sorted, a prefix comes before the longer prefixes that begin with it, so that its class is known then.
-        for value in sorted(meeting, key=_in_order):
+        for value in sorted(cast("dict[Any, object]", meeting)):
             defer_full_gc()
             # A code that begins with "1001" also begins with "10": it meets the conditions of both. So the
             # class of "1001" is found by the class of "10" and its own conditions.
@@ -119,11 +119,6 @@ class Classes:
             if length <= len(code) and (number := self.of.get(code[:length])) is not None:
                 return number
         return OTHER
-
-
-def _in_order(value: int | str) -> Any:
-    """Return a value as its sort key, for type checkers: all values of a question are of one type."""
-    return value
 
 
 # --- Rows
@@ -215,8 +210,8 @@ class SymbolicRows:
     """A collection of symbolic rows, in which equal combinations are one row."""
 
     def __init__(self) -> None:
-        self._made: list[_Made] = []
-        self._names: list[Hashable] = []
+        self.made: list[_Made] = []
+        self.names: list[Hashable] = []
         self._numbers: dict[Hashable, int] = {}
         self.nothing = self.given("nothing")
         self.everything = self.given("everything")
@@ -250,19 +245,18 @@ class SymbolicRows:
         return tuple(sorted(kept - {neutral})) or (neutral,)
 
     def _place(self, name: Hashable, made: _Made) -> int:
-        number = self._numbers.setdefault(name, len(self._made))
-        if number == len(self._made):
-            self._made.append(made)
-            self._names.append(name)
+        number = self._numbers.setdefault(name, len(self.made))
+        if number == len(self.made):
+            self.made.append(made)
+            self.names.append(name)
         return number
-
-    def arranged(self, wanted: set[int]) -> Arranged:
-        """Return the steps that make the wanted rows, given by their numbers, and the place of each row."""
-        return Arranged(self._made, self._names, wanted)
 
 
 class Arranged:
-    def __init__(self, made: Sequence[_Made], names: Sequence[Hashable], wanted: set[int]) -> None:
+    """The steps that make the wanted rows, given by their numbers, and the place of each row."""
+
+    def __init__(self, rows: SymbolicRows, wanted: set[int]) -> None:
+        made = rows.made
         needed = {0, 1} | wanted
         # Operands have lower numbers than the row made from them, so one pass from the last row on finds all.
         for number in range(len(made) - 1, -1, -1):
@@ -270,7 +264,7 @@ class Arranged:
                 needed.update(made[number].operands)
         kept = sorted(needed)
         given = [number for number in kept if made[number].op is None]
-        self.given = [names[number] for number in given]
+        self.given = [rows.names[number] for number in given]
         self.places = {number: place for place, number in enumerate(given)}
         self.steps: list[Step] = []
         # Rows of one level do not depend on each other, so that all with the same operation are one step.
@@ -286,17 +280,12 @@ class Arranged:
             operands_of = [
                 [self.places[part] for part in made[number].operands] for number in with_gc_deferred(numbers)
             ]
-            self.steps += _steps(op, operands_of, len(self.places))
+            self.steps += [
+                Step(op, len(self.places) + start, by_turn(operands_of[start : start + TOGETHER]))
+                for start in range(0, len(operands_of), TOGETHER)
+            ]
             self.places.update(zip(numbers, range(len(self.places), len(kept)), strict=False))
         self.count = len(kept)
-
-
-def _steps(op: Op, made_of: Sequence[Sequence[int]], first: int) -> list[Step]:
-    """Return the steps that make rows, given the operands of each; the rows with most operands come first."""
-    return [
-        Step(op, first + start, by_turn(made_of[start : start + TOGETHER]))
-        for start in range(0, len(made_of), TOGETHER)
-    ]
 
 
 def by_turn(made_of: Sequence[Sequence[int]]) -> list[NDArray[np.intp]]:
