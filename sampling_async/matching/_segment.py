@@ -18,7 +18,7 @@ from operator import and_, getitem, or_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from sampling_async import InvalidRequestError, Quota, Survey
-from sampling_async._pacing.gc_pauses import defer_full_gc
+from sampling_async._pacing.gc_pauses import defer_full_gc, with_gc_deferred
 from sampling_async.matching._bits import all_of, ascending, of_places, without
 from sampling_async.matching._conditions import fitting
 from sampling_async.matching._program import Program, Target
@@ -186,9 +186,7 @@ class CrossedLayers:
         self.needs: defaultdict[int, array[int]] = defaultdict(_numbers)
         met: list[int] = []
         doubt: list[int] = []
-        for bit, places in enumerate(asked):
-            # No garbage is made here, as in `Program`.
-            defer_full_gc()
+        for bit, places in enumerate(with_gc_deferred(asked)):
             for shift, place in zip(self._shifts, places, strict=False):
                 self.needs[place].append(shift + bit)
             if len(places) < depth:
@@ -223,8 +221,7 @@ def crossed_layers(layers: Sequence[tuple[LayerShape, list[int]]], program: Prog
     questions must not make those of all others longer: then each number of needs is a group.
     """
     by_depth: defaultdict[int, list[tuple[LayerShape, list[int]]]] = defaultdict(list)
-    for shape, quotas in layers:
-        defer_full_gc()
+    for shape, quotas in with_gc_deferred(layers):
         by_depth[max(1, *[len(program.sub_quotas[place]) for place, _ in shape])].append((shape, quotas))
     if by_depth and max(by_depth) * sum(len(shape) for shape, _ in layers) <= NARROW:
         by_depth = defaultdict(list, {max(by_depth): list(layers)})
@@ -250,9 +247,7 @@ class _Sorted:
         self.asked: defaultdict[int, list[int]] = defaultdict(list)  # by the alternatives that rule them out
         self.choices: list[tuple[LayerShape, list[int]]] = []  # several sub-quotas about one question
         self.crossed: list[tuple[LayerShape, list[int]]] = []  # all others
-        for shape, quotas in zip(program.layers, having, strict=True):
-            # No garbage is made here, as in `Program`.
-            defer_full_gc()
+        for shape, quotas in with_gc_deferred(zip(program.layers, having, strict=True)):
             # `all` is true for a layer without sub-quotas, too: nobody can fit it.
             if all(full for _, full in shape):
                 self.never += quotas
@@ -281,10 +276,8 @@ class Segment:
         self.all = (1 << len(order)) - 1
         self._policy = program.policy
         self._questions: dict[int, QuestionSets] = {}
-        having: list[list[int]] = []
-        for _ in program.layers:
-            defer_full_gc()
-            having.append([])
+        # No garbage is made here and below, as in `Program`.
+        having: list[list[int]] = [[] for _ in with_gc_deferred(program.layers)]
         for bit, place in enumerate(order):
             for layer in program.targets[place].layers:
                 having[layer].append(bit)
@@ -302,17 +295,14 @@ class Segment:
                 at, needs = crossed.needs.popitem()
                 question, conditions = self._asked(program, at, places)
                 question.add_needs(conditions, needs)
-        for at, having in layers.asked.items():
-            defer_full_gc()
+        for at, having in with_gc_deferred(layers.asked.items()):
             question, conditions = self._asked(program, at, places)
             question.add_demand([(conditions, False)], having)
-        for shape, having in layers.choices:
-            defer_full_gc()
+        for shape, having in with_gc_deferred(layers.choices):
             of = [(program.sub_quotas[sub_quota][0], full) for sub_quota, full in shape]
             question, _ = self._asked(program, of[0][0], places)
             question.add_demand([(self._asked(program, at, places)[1], full) for at, full in of], having)
-        for question in self._questions.values():
-            defer_full_gc()
+        for question in with_gc_deferred(self._questions.values()):
             question.seal()
         self._places = {question_id: at for at, question_id in enumerate(self._questions)}
         self._unanswered = [question.ruled_unanswered() for question in self._questions.values()]

@@ -10,7 +10,7 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from sampling_async._pacing.gc_pauses import defer_full_gc
+from sampling_async._pacing.gc_pauses import with_gc_deferred
 from sampling_async.matching._bits import all_of
 from sampling_async.matching._conditions import fitting
 from sampling_async.matching._program import DistinctList
@@ -24,7 +24,6 @@ from sampling_async.matching.panel._rows import (
     SymbolicRows,
     by_turn,
     parts_of,
-    with_gc_deferred,
 )
 
 if TYPE_CHECKING:
@@ -232,7 +231,8 @@ class PanelPlan:
     def __init__(self, source: CompactInventory, columns: PanelColumns) -> None:
         self.source, self.columns = source, columns
         planning = _PlanBuilder(source, columns)
-        quotas = [planning.quota(each) for each in source.quotas()]
+        # A plan of some hundred thousand rows has no garbage, as a `Program` has none.
+        quotas = [planning.quota(each) for each in with_gc_deferred(source.quotas())]
         arranged = Arranged(planning.rows, {part for pair in quotas for row in pair for part in row})
         self.given = arranged.given
         self.steps = arranged.steps
@@ -273,17 +273,16 @@ class _PlanBuilder:
         self._exactly_one = source.policy.subquota_rule == "exactly_one"
         all_sub_quotas = source.sub_quotas()
         layers = [
-            self._read([(all_sub_quotas[place], full) for place, full in shape]) for shape in source.layers
+            self._read([(all_sub_quotas[place], full) for place, full in shape])
+            for shape in with_gc_deferred(source.layers)
         ]
         self._ways = self._fillings(layers)
         self._made: dict[tuple[int, int], Row] = {}
         self._fits: dict[tuple[FittingClasses, ...], Pair] = {}
-        self._layers = [self._layer(each) for each in layers]
+        self._layers = [self._layer(each) for each in with_gc_deferred(layers)]
 
     def _read(self, sub_quotas: list[_SubQuota]) -> list[_SubQuota]:
         """Return the sub-quotas of a layer; if all ask the same question, as one."""
-        # A plan of some hundred thousand rows has no garbage, as a `Program` has none.
-        defer_full_gc()
         questions = {tuple(each.question_id for each in asked) for asked, _ in sub_quotas}
         only = next(iter(questions)) if len(questions) == 1 else ()
         # A member with several answers may fit several sub-quotas, one with each answer. So the sub-quotas
@@ -326,7 +325,6 @@ class _PlanBuilder:
         return found
 
     def _layer(self, sub_quotas: list[_SubQuota]) -> Pair:
-        defer_full_gc()
         pairs = [(self._fitting(asked), full) for asked, full in sub_quotas]
         # If nobody may fit two sub-quotas, the rule of a layer is a plain union of the open ones.
         if self._is_one_at_most(sub_quotas):
@@ -364,7 +362,6 @@ class _PlanBuilder:
 
     def quota(self, quota: QuotaOfPlan) -> Pair:
         """Return the numbers of the rows whose intersection is a quota's members."""
-        defer_full_gc()
         rows, columns, source = self.rows, self._columns, self._source
         masks: list[Row] = []
         if columns.has_device and quota.device_types:

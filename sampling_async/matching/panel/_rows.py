@@ -9,31 +9,23 @@ once. The result is a list of steps, each of which makes many rows by the same o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from sampling_async._pacing.gc_pauses import defer_full_gc
+from sampling_async._pacing.gc_pauses import defer_full_gc, with_gc_deferred
 from sampling_async.matching._bits import ascending
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from sampling_async.matching._conditions import Condition, Kind, Known, MatchPolicy
 
-T = TypeVar("T")
 Op: TypeAlias = Literal["and", "or", "xor"]
 TOGETHER: Final = 512
 """The most rows made by one step: many, so that a call pays; few, to stay in the core's own cache."""
-
-
-def with_gc_deferred(items: Iterable[T]) -> Iterator[T]:
-    """Yield items, and delay full garbage collections: a plan makes no garbage, but a million small objects."""
-    for item in items:
-        defer_full_gc()
-        yield item
 
 
 # --- Classes of answers
@@ -60,8 +52,7 @@ class Classes:
     def __init__(self, kind: Kind, conditions: Sequence[Condition], policy: MatchPolicy) -> None:
         self.kind = kind
         meeting: defaultdict[int | str, list[int]] = defaultdict(list)
-        for at, condition in enumerate(conditions):
-            defer_full_gc()
+        for at, condition in enumerate(with_gc_deferred(conditions)):
             for value in condition.values():
                 meeting[value].append(at)
         lengths = {len(value) for value in meeting if isinstance(value, str)}
@@ -71,8 +62,7 @@ class Classes:
         met: list[frozenset[int]] = [frozenset(), frozenset()]
         self.of: dict[int | str, int] = {}
         # Sorted, a prefix comes before the longer prefixes that begin with it, so that its class is known then.
-        for value in sorted(cast("dict[Any, object]", meeting)):
-            defer_full_gc()
+        for value in with_gc_deferred(sorted(cast("dict[Any, object]", meeting))):
             # A code that begins with "1001" also begins with "10": it meets the conditions of both. So the
             # class of "1001" is found by the class of "10" and its own conditions.
             beginning = self._longest(value[:-1]) if isinstance(value, str) else OTHER
@@ -81,14 +71,12 @@ class Classes:
             if number == len(met):
                 met.append(met[beginning].union(places_met))
         self.everything = (1 << len(met)) - 1
-        defer_full_gc()
         # Set the bits in byte arrays: to set a bit of a big integer copies the integer.
         meet = [bytearray(len(met) // 8 + 1) for _ in conditions]
-        for number, places in enumerate(met):
+        for number, places in enumerate(with_gc_deferred(met)):
             for at in places:
                 meet[at][number >> 3] |= 1 << (number & 7)
-        defer_full_gc()
-        self.certain = [int.from_bytes(each, "little") for each in meet]
+        self.certain = [int.from_bytes(each, "little") for each in with_gc_deferred(meet)]
         self.possible = [
             certain
             | (self.answered if condition.may_be_met(answered=True, policy=policy) else 0)
