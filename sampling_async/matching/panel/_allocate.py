@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, whole_number, whole_of_31_bits
 from sampling_async._contract.currencies import CurrencyRates, must_count_alike, not_compared, rates_or_none
-from sampling_async.matching.panel._arrow import arrow, pa
+from sampling_async.matching.panel._arrow import arrow, lists_of, pa
 from sampling_async.matching.panel._columns import (
     INVITES_LEFT,
     MEMBER_CODE,
@@ -41,7 +41,6 @@ from sampling_async.matching.panel._top_k import (
     Collector,
     best_of,
     by_member,
-    lists_of,
     pairs_of,
     places_within,
     ranked_pairs,
@@ -247,7 +246,7 @@ class Candidates:
     def completed(self, batch: Any, first: int, lists: Any, certain: Any, hashes: NDArray[np.uint64]) -> Any:
         """Return some members with their candidates, and with what else counts of them."""
         columns = [
-            member_codes(batch, first).cast(pa.string()),
+            member_codes(batch, first),
             lists,
             certain,
             limits(batch, self.per_member, first),
@@ -316,13 +315,13 @@ class _Collecting(Collector):
         member = np.repeat(np.tile(np.arange(count), 2), np.concatenate([certain, possible]))
         quota = np.concatenate([sure, others])[by_member(member)]
         some = self._batch.slice(members.start, count)
-        lists = lists_of(self._quota_ids[quota], certain + possible)
+        lists = lists_of(arrow(self._quota_ids[quota]), certain + possible)
         first = self._first + members.start
         counts = arrow(certain.astype(np.int32))
         return self._output.completed(some, first, lists, counts, self._hashes[members])
 
-    def _best(self, kernel: Kernel, count: int) -> list[Pairs]:
-        """Return the best quotas of each member, member by member: the certain ones, and the possible ones."""
+    def _best(self, kernel: Kernel, count: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+        """Return the certain and the possible quotas, both the best of each member, and how many each has."""
         n = self._output.per_member
         most = _DEPTH * n
         found: list[list[Pairs]] = [[], []]
@@ -410,7 +409,7 @@ class _Allocation:
         return pa.record_batch(columns, schema=self._output.schema)
 
     def _lists(self, member: NDArray[np.intp], quota: NDArray[np.intp], members: int) -> Any:
-        return lists_of(self._quota_ids[quota], np.bincount(member, minlength=members))
+        return lists_of(arrow(self._quota_ids[quota]), np.bincount(member, minlength=members))
 
     def _left(
         self, member: NDArray[np.intp], numbers: NDArray[np.intp], taken: NDArray[np.intp]

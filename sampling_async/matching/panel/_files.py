@@ -14,12 +14,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.extras import install
-from sampling_async.matching.panel._arrow import is_text, pa, settled
+from sampling_async.matching.panel._arrow import booleans, is_text, lists_of, pa, settled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Generator, Iterable, Mapping, Sequence
@@ -387,10 +386,8 @@ def _texts(values: list[Any] | None) -> list[str] | None:
 
 
 def _as_lists(column: Any) -> Any:
-    # Each answer becomes a list of one, a null an empty list. Example: [7, null, 8] has the offsets 0, 1, 1, 2.
-    there = column.is_valid().to_numpy(zero_copy_only=False)
-    ends = np.concatenate([[0], np.cumsum(there)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), column.drop_null())
+    # Each answer becomes a list of one, a null an empty list.
+    return lists_of(column.drop_null(), booleans(column.is_valid()))
 
 
 def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:

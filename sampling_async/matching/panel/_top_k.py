@@ -12,7 +12,7 @@ import numpy as np
 from attrs import field, frozen
 
 from sampling_async._contract.checks import whole_of_31_bits
-from sampling_async.matching.panel._arrow import arrow, integers, pa, pc
+from sampling_async.matching.panel._arrow import arrow, integers, lists_of, pa, pc
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in, packed
 
@@ -98,7 +98,7 @@ Pairs: TypeAlias = "tuple[NDArray[np.intp], NDArray[np.intp]]"
 """Quotas, and the member of each."""
 
 
-def best_of(found: Sequence[Pairs], most: int, members: int) -> Pairs:
+def best_of(found: Sequence[Pairs], most: int, members: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the first quotas of each member, member by member, and how many each of the members has."""
     quota = np.concatenate([_NOTHING, *(quota for quota, _ in found)])
     member = np.concatenate([_NOTHING, *(member for _, member in found)])
@@ -108,12 +108,6 @@ def best_of(found: Sequence[Pairs], most: int, members: int) -> Pairs:
     # 0 1 2 0 1, of which the third is dropped.
     kept = np.arange(len(quota)) - np.repeat(np.cumsum(had) - had, had) < most
     return quota[kept], np.minimum(had, most)
-
-
-def lists_of(values: NDArray[np.int64], counts: NDArray[np.intp]) -> Any:
-    """Return a column of lists, given the values of all, and how many each has."""
-    ends = np.append(0, np.cumsum(counts)).astype(np.int32)
-    return pa.ListArray.from_arrays(arrow(ends), arrow(values))
 
 
 def known_rows(table: Any, source: CompactInventory) -> tuple[Any, NDArray[np.intp]]:
@@ -256,7 +250,7 @@ class _Choosing(Collector):
             if are_certain:
                 certain = np.minimum(had, n)
         quota, counts = best_of(chosen, n, count)
-        lists = lists_of(self._quota_ids[quota], counts)
+        lists = lists_of(arrow(self._quota_ids[quota]), counts)
         codes = self._codes.slice(members.start, count)
         return pa.record_batch([codes, lists, arrow(certain.astype(np.int32))], schema=self._output.schema)
 
