@@ -320,16 +320,19 @@ class _Collecting(Collector):
         counts = arrow(certain.astype(np.int32))
         return self._output.completed(some, first, lists, counts, self._hashes[members])
 
-    def _best(self, kernel: Kernel, count: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    def _best(self, kernel: Kernel, count: int) -> list[tuple[NDArray[np.intp], NDArray[np.int64]]]:
         """Return the certain and the possible quotas, both the best of each member, and how many each has."""
         n = self._output.per_member
         most = _DEPTH * n
         found: list[list[Pairs]] = [[], []]
         had = np.zeros((2, count), dtype=np.int64)
         self._collect(kernel, found, had, most, self._thin)
-        # A member with too few candidates may take any quota that fits.
-        self._collect(kernel, found, np.where(had.sum(axis=0) < n, had, most), most, None)
-        return [best_of(pairs, most, count) for pairs in found]
+        # A member with too few candidates may take any quota that fits; the others have enough.
+        enough = np.where(had.sum(axis=0) < n, 0, most)
+        had += enough
+        self._collect(kernel, found, had, most, None)
+        had -= enough
+        return [best_of(pairs, each, most) for pairs, each in zip(found, had, strict=True)]
 
     def _collect(
         self,

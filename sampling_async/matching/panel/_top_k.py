@@ -98,12 +98,17 @@ Pairs: TypeAlias = "tuple[NDArray[np.intp], NDArray[np.intp]]"
 """Quotas, and the member of each."""
 
 
-def best_of(found: Sequence[Pairs], most: int, members: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the first quotas of each member, member by member, and how many each of the members has."""
+def best_of(
+    found: Sequence[Pairs], had: NDArray[np.int64], most: int
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Return the first quotas of each member, member by member, and how many of them each has.
+
+    `had` says how many pairs each member has in `found`.
+    """
     quota = np.concatenate([_NOTHING, *(quota for quota, _ in found)])
     member = np.concatenate([_NOTHING, *(member for _, member in found)])
     # A stable sort by member keeps the order of each member's pairs.
-    quota, had = quota[by_member(member)], np.bincount(member, minlength=members)
+    quota = quota[by_member(member)]
     # With `had` = [3, 0, 2] and two at most: the members begin at 0, 3, 3, and the positions in a member are
     # 0 1 2 0 1, of which the third is dropped.
     kept = np.arange(len(quota)) - np.repeat(np.cumsum(had) - had, had) < most
@@ -249,7 +254,7 @@ class _Choosing(Collector):
                 has_room = packed((had < n)[None])[0]
             if are_certain:
                 certain = np.minimum(had, n)
-        quota, counts = best_of(chosen, n, count)
+        quota, counts = best_of(chosen, had, n)
         lists = lists_of(arrow(self._quota_ids[quota]), counts)
         codes = self._codes.slice(members.start, count)
         return pa.record_batch([codes, lists, arrow(certain.astype(np.int32))], schema=self._output.schema)
