@@ -180,15 +180,12 @@ class Service:
     _recontact_page_size: int
     notification_urls: Mapping[str, str] | None = None
     lock: Lock = field(factory=Lock)
-    _panels: dict[str, PanelState] = field(factory=dict[str, PanelState])
+    panels: dict[str, PanelState] = field(factory=dict[str, PanelState])  # by Guid in lower case
     _keys: set[str] = field(factory=set[str])
 
     def register(self, panel: PanelState) -> None:
-        self._panels[panel.panel.panel_guid.lower()] = panel
+        self.panels[panel.panel.panel_guid.lower()] = panel
         self._keys.add(panel.panel.api_key.lower())
-
-    def panel(self, panel_guid: str) -> PanelState:
-        return self._panels[panel_guid.lower()]
 
     def answer(self, call: ServiceCall) -> ServiceResponse:
         """Respond to a call: check its key and panel, then process it."""
@@ -197,7 +194,7 @@ class Service:
             return ServiceResponse(b'{"Message":"Authorization has been denied for this request."}', 403)
         if not call.panel_guid:
             return refusal(ResultCode.NO_PANEL_GUID)
-        panel = self._panels.get(call.panel_guid.strip("{}").lower())
+        panel = self.panels.get(call.panel_guid.strip("{}").lower())
         if panel is None:
             return refusal(ResultCode.PANEL_DOES_NOT_EXIST)
         if panel.panel.api_key.lower() != key:

@@ -125,11 +125,7 @@ class Workers:
 
     @contextmanager
     def _taking_part(self, size: int) -> Generator[Sequence[Worker]]:
-        """Make processes take part in a run; at its end, stop those that are not free or not kept.
-
-        Args:
-            size: The bytes of a piece.
-        """
+        """Make processes take part in a run with pieces of `size` bytes; stop those not free, or not kept."""
         crew: list[Worker] = []
         try:
             for _ in range(self.count - 1):
@@ -161,13 +157,9 @@ class Workers:
 
 
 def halved_at_the_end(pieces: Iterable[Piece], last: int) -> Iterator[Piece]:
-    """Yield pieces, the last ones in halves, so that all processes end at about the same time.
+    """Yield pieces, the `last` ones in halves, so that all processes end at about the same time.
 
     Smaller parts cost more for a member, and the last pieces of a stream are kept in memory until its end.
-
-    Args:
-        pieces: The pieces.
-        last: How many are cut.
     """
     held: deque[Piece] = deque()
     for piece in pieces:
@@ -200,9 +192,7 @@ class _Distribution:
     def matched(self, match: Matches, waits: Callable[[], bool]) -> Iterator[tuple[bool, Any]]:
         """Yield the output of all pieces; see `Workers._matched`.
 
-        Args:
-            match: Makes record batches from pieces.
-            waits: Whether to wait for processes that started too late, to keep them for the next run.
+        `waits` says whether to wait for processes that started too late, to keep them for the next run.
         """
         for batch in match(self._own()):
             self._mine.append(batch)
@@ -241,8 +231,7 @@ class _Distribution:
     def _receive_messages(self, seconds: float | None) -> None:
         """Receive all messages of the workers, and give them as many pieces as they can take.
 
-        Args:
-            seconds: How long to wait for a message; None waits until there is one.
+        Wait `seconds` for the first message, or with None until there is one.
         """
         while connections := wait(list(self._busy), seconds):
             for connection in connections:
