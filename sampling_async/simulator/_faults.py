@@ -480,7 +480,7 @@ def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
     elif "float" in kinds:
         wanted = "a number of at least 0" + (", or text" if "str" in kinds else "")
         is_text = "str" in kinds and isinstance(value, str)
-        fits = is_text or (type(value) in {int, float} and math.isfinite(value) and value >= 0)
+        fits = is_text or (isinstance(value, int | float) and type(value) is not bool and 0 <= value < math.inf)
     else:
         wanted, fits = "text", isinstance(value, str)
     if not fits:
