@@ -8,7 +8,7 @@ from functools import cache
 from matching_kit import AGE, GENDER, MALE, panel_of, quota, row, sub_quota
 
 from sampling_async.matching import PanelMatcher, QuestionKinds, QuotaIndex
-from sampling_async.matching.panel import _allocate, _files, _matcher, _prices
+from sampling_async.matching.panel import _allocate, _files, _matcher, _sample
 from sampling_async.simulator import AGE_BANDS, generate_inventory, generate_members
 
 AGES = QuestionKinds.default().with_age(AGE, AGE_BANDS)
@@ -32,7 +32,7 @@ def divide(monkeypatch, *, rows=None, chunk=None, line_bytes=None, allocated=Non
         (_files, "_LINES_BYTES", line_bytes),
         (_matcher, "CHUNK", chunk),
         (_allocate, "_AT_ONCE", allocated),
-        (_prices, "MEMBERS", sampled),
+        (_sample, "MEMBERS", sampled),
     )
     for module, name, size in parts:
         if size is not None:

@@ -205,7 +205,7 @@ def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:
 def write_panel(members: Iterable[SimulatedMember], output: Path) -> Path:
     """Write simulated members, one row each, and beside them a file with the age bands; return the file."""
     from sampling_async.simulator import AGE_BANDS  # noqa: PLC0415  an extra, and slow to load
-    from sampling_async.simulator._questions import question_ids  # noqa: PLC0415
+    from sampling_async.simulator._members import question_ids  # noqa: PLC0415
 
     rows = (_row(member, question_ids()) for member in members)
     if output.suffix.lower() == ".parquet":

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+T = TypeVar("T")
 
 # Delays in a row: enough for about ten inventories of 60 MB.
 _PUT_OFF_AT_MOST: Final = 50
@@ -49,3 +54,10 @@ class _Collections:
 
 defer_full_gc: Final = _Collections().put_off
 """Delay a full collection that is due. Call it between the parts of an inventory that is read or compiled."""
+
+
+def with_gc_deferred(items: Iterable[T]) -> Iterator[T]:
+    """Yield items, of each of which objects are made that are no garbage; see `defer_full_gc`."""
+    for item in items:
+        defer_full_gc()
+        yield item

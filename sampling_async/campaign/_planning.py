@@ -28,12 +28,12 @@ from sampling_async.campaign._panel import Panel, missing_questions, naming_pane
 from sampling_async.campaign._rooms import RoomTakenError, Taken
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.matching.panel._arrow import arrow
-from sampling_async.matching.panel._collectors import FlatPairs
 from sampling_async.matching.panel._columns import (
     GROUP_QUESTIONS,
     REGION,
     GroupReader,
 )
+from sampling_async.matching.panel._top_k import FlatPairs
 from sampling_async.notifications._stores import AnyStore
 
 if TYPE_CHECKING:

@@ -6,12 +6,11 @@ The set {0, 3} is 0b1001. With some thousand bits, a big integer is the fastest 
 from __future__ import annotations
 
 from functools import reduce
-from itertools import chain
-from operator import getitem, or_
+from operator import or_
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 
 def all_of(sets: Iterable[int]) -> int:
@@ -39,42 +38,6 @@ _DENSE: Final = 40
 """From one place in so many on, a set is read from a text."""
 
 _ONE: Final = ord("1")
-_CHUNK: Final = 64
-_FOUR: Final = 4
-
-
-class Unions:
-    """Sets of places, for many unions of some of them.
-
-    The sets are in groups of four, whose 16 unions are made before. Sixteen groups are a chunk, whose unions
-    count from its lowest place on. So if sets near each other have places near each other, unions are short.
-    """
-
-    def __init__(self, sets: Sequence[Sequence[int]]) -> None:
-        self._chunks: list[tuple[int, list[dict[str, int]]]] = []
-        for start in range(0, len(sets), _CHUNK):
-            some = sets[start : start + _CHUNK]
-            first = min(chain.from_iterable(some), default=0)
-            groups: list[dict[str, int]] = []
-            for at in range(0, _CHUNK, _FOUR):
-                unions = [0]
-                for places in some[at : at + _FOUR]:
-                    added = of_places(place - first for place in places)
-                    unions += [union | added for union in unions]
-                groups.append(dict(zip("0123456789abcdef", unions, strict=False)))
-            self._chunks.append((first, groups))
-
-    def of(self, chosen: int) -> int:
-        """Return the union of the chosen sets: of set `n` if bit `n` is 1."""
-        # Hexadecimal digit `g`, from the lowest on, says which sets of group `g` are chosen, and is the key of
-        # their union. For sets {1, 4, 5} it is 0x32: "2" in group 0 and "3" in group 1.
-        digits = f"{chosen:0{len(self._chunks) * _CHUNK // _FOUR}x}"[::-1]
-        united = start = 0
-        for first, groups in self._chunks:
-            end = start + len(groups)
-            united |= reduce(or_, map(getitem, groups, digits[start:end])) << first
-            start = end
-        return united
 
 
 class _Set(Protocol):

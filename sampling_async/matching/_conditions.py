@@ -309,10 +309,6 @@ class Condition(NamedTuple):  # of tens of thousands, tuples are made in a third
         return policy.missing == "possible" or (policy.missing == "routable" and self.is_asked)
 
 
-_NO_TEXTS: Final = frozenset[str]()
-_NO_LENGTHS: Final = frozenset[int]()
-
-
 def condition_of(
     row: QuestionAndAnswers, kinds: QuestionKinds, policy: MatchPolicy, odd: Callable[[str], None]
 ) -> Condition:
@@ -320,10 +316,10 @@ def condition_of(
     kind, question_id = kinds.kind_of(row.question_id), row.question_id
     ids, values = frozenset(row.answer_ids), row.answer_values
     spans: tuple[Span, ...] = ()
-    prefixes = _NO_TEXTS
+    prefixes: frozenset[str] = frozenset()
     if ids and not values and kind not in {"age", "postal"}:
         # Nearly all rows are so, and nothing can be odd in them.
-        return Condition(question_id, ids, spans, prefixes, _NO_LENGTHS, False, False, row.is_routable)
+        return Condition(question_id, ids, spans, prefixes, frozenset(), False, False, row.is_routable)
     vague = False
 
     def note(message: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from attrs import frozen
 
 from sampling_async import Quota, Survey
-from sampling_async._pacing.gc_pauses import defer_full_gc
+from sampling_async._pacing.gc_pauses import with_gc_deferred
 from sampling_async.matching._conditions import Condition, condition_of
 
 if TYPE_CHECKING:
@@ -104,10 +104,8 @@ class Program:
         # Sub-quotas by the ids of their rows: their place, and messages about what is odd in them.
         self._shapes: dict[tuple[int, ...], tuple[int, tuple[str, ...]]] = {}
         seen: set[int] = set()
-        for survey in surveys:
-            # There may be millions of objects here, and none of them is garbage: a collection would only cost
-            # time.
-            defer_full_gc()
+        # There may be millions of objects here, and none of them is garbage: a collection would only cost time.
+        for survey in with_gc_deferred(surveys):
             for quota in survey.quotas:
                 if quota.quota_id in seen:
                     self._report(survey, quota, "", "the quota is listed twice: the first one counts")

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sampling_async.matching._bits import all_of, of_places, without
 from sampling_async.matching._conditions import Fitting, fitting
-from sampling_async.matching._crossed import NARROW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sampling_async.matching._conditions import Condition, Known, MatchPolicy
 
@@ -29,6 +28,9 @@ _LONG: Final = 64  # longer lists of postal codes are not put into a table at on
 
 _SPARSE: Final = 256
 """A long set of needs is faster than a list of them only if more than one need in so many is met."""
+
+NARROW: Final = 2**15
+"""Up to so many needs, a set of them is short: it has 4 KiB at most."""
 
 _NO_NEEDS: Final = array("i")
 
@@ -176,13 +178,11 @@ class QuestionSets:
     def ruled_unanswered(self) -> int:
         return self._ruled(frozenset(), self._doubt_of(self._unanswered))
 
-    def doubt_unanswered(self) -> int:
-        """Return the needs that may be met without an answer."""
-        return self._doubtful_needs(self._unanswered)
-
-    def doubt_answered(self) -> int:
-        """Return the needs that may be met by any answer."""
-        return self._doubtful_needs(self._vague)
+    def doubts(self) -> Iterator[int]:
+        """Yield the needs that may be met without an answer, and those that may be met by any answer."""
+        for conditions in (self._unanswered, self._vague):
+            many, needs = self._needs_of(conditions)
+            yield many | of_places(needs)
 
     def answered(self, answer: Known) -> AnsweredQuestion:
         if isinstance(answer, str):
@@ -216,10 +216,6 @@ class QuestionSets:
         """Return the needs that any of the conditions meets, some as a set and the others as numbers."""
         many = all_of(map(self._many.__getitem__, self._many.keys() & conditions)) if self._many else 0
         return many, _joined(map(self._needs.__getitem__, conditions))
-
-    def _doubtful_needs(self, conditions: Sequence[int]) -> int:
-        many, needs = self._needs_of(conditions)
-        return many | of_places(needs)
 
     def _ruled(self, fit: frozenset[int], doubt: _Doubt) -> int:
         demands = list(map(self._demands.__getitem__, fit))

@@ -22,8 +22,7 @@ from sampling_async._contract.extras import install
 if TYPE_CHECKING:
     from sampling_async._contract.records import AGE_BANDS, Participation
     from sampling_async.simulator._clock import Latency, VirtualClock
-    from sampling_async.simulator._fault_files import read_faults
-    from sampling_async.simulator._faults import Fault, FaultPlan
+    from sampling_async.simulator._faults import Fault, FaultPlan, read_faults
     from sampling_async.simulator._generator import generate_inventory
     from sampling_async.simulator._ledger import Ledger, LedgerEntry, Lie, RequestRecord, Requests, Verdict
     from sampling_async.simulator._members import ProfileAnswer, SimulatedMember, generate_members
@@ -60,8 +59,7 @@ __all__ = [
 
 _HOMES: Final = {
     "_clock": ("Latency", "VirtualClock"),
-    "_fault_files": ("read_faults",),
-    "_faults": ("Fault", "FaultPlan"),
+    "_faults": ("Fault", "FaultPlan", "read_faults"),
     "_generator": ("generate_inventory",),
     "_ledger": ("Ledger", "LedgerEntry", "Lie", "RequestRecord", "Requests", "Verdict"),
     "_members": ("AGE_BANDS", "Participation", "ProfileAnswer", "SimulatedMember", "generate_members"),

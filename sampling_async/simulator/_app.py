@@ -17,8 +17,9 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sampling_async.simulator._answers import JSON, ServiceResponse, encoded
-from sampling_async.simulator._faults import altered
+from sampling_async import Invite, RecontactMembers, ResultCode
+from sampling_async._contract.structs import replace
+from sampling_async.simulator._answers import JSON, PLAINTEXT, BulkItem, ServiceResponse, encoded
 from sampling_async.simulator._ledger import RequestRecord
 from sampling_async.simulator._service import ServiceCall
 from sampling_async.simulator._transport import connection_of
@@ -65,7 +66,7 @@ class RawPath:
 
 @define(eq=False)
 class ServiceApp:
-    """The five endpoints over HTTP. Every request to them passes through `_exchange`.
+    """The five endpoints over HTTP. Every request to them passes through `_respond`.
 
     The application also serves `/openapi.json`, which describes the endpoints. It is not part of the service:
     it needs no key, and its requests reach neither the ledger nor the faults.
@@ -90,6 +91,11 @@ class ServiceApp:
         return Starlette(routes=[*routes, _route("/openapi.json", _describe)], middleware=[Middleware(RawPath)])
 
     async def _respond(self, endpoint: Endpoint, request: Request) -> Response:
+        """Respond to a request, with the faults and the latency that apply to it.
+
+        The time that its work takes passes after the service has acted: a client that gives up early finds the
+        work done, as at a real service.
+        """
         quota_ids: tuple[int, ...] | None = ()
         if endpoint == "bulk_invite":
             quota_ids = _quota_ids(await request.body())
@@ -105,18 +111,10 @@ class ServiceApp:
             member_code=None if member_code is None else unquote(member_code),
             quota_ids=quota_ids,
             query=dict(request.query_params) if request.scope["query_string"] else {},
+            request_number=self._ledger.open_request(),
         )
-        return await self._exchange(request, call)
-
-    async def _exchange(self, request: Request, call: ServiceCall) -> Response:
-        """Respond to a call, with the faults and the latency that apply to it.
-
-        The time that its work takes passes after the service has acted: a client that gives up early finds the
-        work done, as at a real service.
-        """
         connection = connection_of(request.scope)
         time = self._clock() - self._began
-        call = attrs.evolve(call, request_number=self._ledger.open_request())
         faults = self._faults.draw(
             call.endpoint,
             panel_guid=call.panel_guid,
@@ -286,3 +284,81 @@ def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Rou
     # Starlette adds HEAD to GET, and one HEAD would make an invite.
     route.methods = {method}
     return route
+
+
+def altered(answer: ServiceResponse, fault: Fault, random: Random) -> ServiceResponse:
+    """Return a response changed by a fault, or unchanged if the fault does not apply to it."""
+    if fault.kind == "plaintext":
+        return attrs.evolve(answer, content_type=PLAINTEXT)
+    body = answer.body
+    if isinstance(body, list) and fault.kind in _OF_ITEMS:
+        return attrs.evolve(answer, body=_OF_ITEMS[fault.kind](body, fault, random))
+    if isinstance(body, Invite) and fault.kind == "wrong_invite":
+        return attrs.evolve(answer, body=_mislabelled(body))
+    if isinstance(body, RecontactMembers) and fault.kind == "empty_page":
+        return attrs.evolve(answer, body=RecontactMembers(0, has_additional_members=True, member_codes=()))
+    if isinstance(body, RecontactMembers) and fault.kind == "stuck_cursor":
+        return attrs.evolve(answer, body=attrs.evolve(body, has_additional_members=True))
+    return answer
+
+
+def made_up_invite(quota_id: int, random: Random) -> Invite:
+    url = f"https://entry.example/survey?invite={random.getrandbits(96):024x}&quota={quota_id}"
+    return Invite(
+        survey_id=random.randint(2500000, 2599999),
+        wave_id=random.randint(790000, 799999),
+        quota_id=quota_id,
+        partner_amount=1.0,
+        url=url,
+        loi=10,
+        ir=50,
+    )
+
+
+def _thinned(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
+    left_out = set(random.sample(range(len(items)), min(fault.items, len(items))))
+    return [item for position, item in enumerate(items) if position not in left_out]
+
+
+def _padded(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
+    asked = {item.quota_id for item in items}
+    padded = list(items)
+    while len(padded) < len(items) + fault.items:
+        quota_id = random.randint(9000000, 9999999)
+        # A drawn ID that was requested would be no extra item, so draw again.
+        if quota_id not in asked:
+            item = BulkItem(quota_id, 1, made_up_invite(quota_id, random))
+            padded.insert(random.randint(0, len(padded)), item)
+    return padded
+
+
+def _mislabelled(invite: Invite) -> Invite:
+    return replace(invite, quota_id=invite.quota_id + 1)
+
+
+def _contradicted(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
+    if fault.variant == "success_without_invite":
+        return [BulkItem(item.quota_id, 1) for item in items]
+    # Items that succeeded keep their real invite; the others get one that the ledger does not hold.
+    return [
+        BulkItem(
+            item.quota_id,
+            ResultCode.QUOTA_NOT_LIVE if item.result_code == ResultCode.SUCCESS else item.result_code,
+            item.invite or made_up_invite(item.quota_id, random),
+        )
+        for item in items
+    ]
+
+
+_OF_ITEMS: Final[dict[str, Callable[[list[BulkItem], Fault, Random], list[BulkItem]]]] = {
+    "wrong_order": lambda items, fault, random: (
+        random.sample(items, len(items)) if fault.variant == "shuffled" else items[::-1]
+    ),
+    "missing": _thinned,
+    "extra": _padded,
+    # The QuotaID of the item itself stays right: only the invite inside contradicts it.
+    "wrong_invite": lambda items, _fault, _random: [
+        item._replace(invite=item.invite and _mislabelled(item.invite)) for item in items
+    ],
+    "contradiction": _contradicted,
+}

@@ -1,28 +1,24 @@
-"""Faults: what can go wrong with a request, with which requests, and how a response is changed."""
+"""Faults: what can go wrong with a request, and with which requests. What comes of it is in `_app`."""
 
 from __future__ import annotations
 
+import inspect
+import json
+import math
 import re
+from ast import literal_eval
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, get_args
 
 import attrs
 from attrs import define, field, frozen
 
-from sampling_async import Endpoint, Invite, RecontactMembers, ResultCode
-from sampling_async._contract.structs import replace
-from sampling_async.simulator._answers import (
-    HTML,
-    JSON,
-    PLAINTEXT,
-    BulkItem,
-    ServiceResponse,
-    error_body,
-    html_page,
-)
+from sampling_async import DecodeError, Endpoint, ResultCode
+from sampling_async._contract.records import wire_name
+from sampling_async.simulator._answers import HTML, JSON, error_body, html_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 FaultKind: TypeAlias = Literal[
     "body",
@@ -49,6 +45,9 @@ CutWhen: TypeAlias = Literal["before", "after", "middle"]
 """As `When`; `middle` is after acting, in the middle of the response's body."""
 
 
+_STATUSES: Final = range(200, 600)
+
+
 def _fits_kind(fault: Fault, attribute: attrs.Attribute[CutWhen], value: CutWhen) -> None:
     known = get_args(CutWhen if fault.kind == "cut" else When)
     if value not in known:
@@ -64,7 +63,7 @@ def _of_type(kind: type) -> Any:
 
 
 def _a_status(_: Fault, attribute: attrs.Attribute[int], value: object) -> None:
-    if type(value) is not int or not 200 <= value <= 599:  # noqa: PLR2004
+    if type(value) is not int or value not in _STATUSES:
         raise ValueError(f"{attribute.name} must be a status from 200 to 599, not {value!r:.40}")
 
 
@@ -378,79 +377,123 @@ def _plain(guid: str | None) -> str | None:
     return None if guid is None else guid.strip("{}").lower()
 
 
-def altered(answer: ServiceResponse, fault: Fault, random: Random) -> ServiceResponse:
-    """Return a response changed by a fault, or unchanged if the fault does not apply to it."""
-    if fault.kind == "plaintext":
-        return attrs.evolve(answer, content_type=PLAINTEXT)
-    body = answer.body
-    if isinstance(body, list) and fault.kind in _OF_ITEMS:
-        return attrs.evolve(answer, body=_OF_ITEMS[fault.kind](body, fault, random))
-    if isinstance(body, Invite) and fault.kind == "wrong_invite":
-        return attrs.evolve(answer, body=_mislabelled(body))
-    if isinstance(body, RecontactMembers) and fault.kind == "empty_page":
-        return attrs.evolve(answer, body=RecontactMembers(0, has_additional_members=True, member_codes=()))
-    if isinstance(body, RecontactMembers) and fault.kind == "stuck_cursor":
-        return attrs.evolve(answer, body=attrs.evolve(body, has_additional_members=True))
-    return answer
+# --- Faults as JSON, for a simulator that runs in another process
+
+_CONSTRUCTORS: Final = tuple(
+    sorted(name for name, made in vars(Fault).items() if isinstance(made, classmethod))
+)
 
 
-def made_up_invite(quota_id: int, random: Random) -> Invite:
-    url = f"https://entry.example/survey?invite={random.getrandbits(96):024x}&quota={quota_id}"
-    return Invite(
-        survey_id=random.randint(2500000, 2599999),
-        wave_id=random.randint(790000, 799999),
-        quota_id=quota_id,
-        partner_amount=1.0,
-        url=url,
-        loi=10,
-        ir=50,
-    )
+def read_faults(body: bytes | str) -> tuple[Fault, ...]:
+    """Read faults from JSON: an array of objects, each a constructor of `Fault` with its arguments.
+
+        [{"Fault": "status", "Status": 503, "RetryAfter": 1, "On": {"Endpoint": "bulk_invite", "Every": 10}},
+         {"Fault": "refusal", "ResultCode": 39, "On": {"MemberCode": "m000007"}},
+         {"Fault": "cut", "When": "after", "On": {"Probability": 0.01}}]
+
+    "On" has the arguments of `Fault.on`. Keys are spelled in the service's style (`RetryAfter`). Python's
+    spelling (`retry_after`) is accepted too.
+
+    Raises:
+        DecodeError: The JSON holds something else; `path` names the place, such as `$[0].On.Every`.
+    """
+    faults: Any = _parsed(body)
+    if not isinstance(faults, list):
+        raise DecodeError("$", f"expected an array of faults, found {_kind(faults)}")
+    return tuple(_fault(each, f"$[{at}]") for at, each in enumerate(faults))
 
 
-def _thinned(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
-    left_out = set(random.sample(range(len(items)), min(fault.items, len(items))))
-    return [item for position, item in enumerate(items) if position not in left_out]
+def _parsed(body: bytes | str) -> Any:
+    # json.loads calls this for NaN and Infinity, which it accepts although JSON does not have them.
+    def refuse(_: str) -> NoReturn:
+        raise DecodeError("$", "expected finite numbers")
+
+    try:
+        return json.loads(body, parse_constant=refuse)
+    except json.JSONDecodeError as exc:
+        rule = f"expected JSON, found a syntax error in line {exc.lineno}, column {exc.colno}"
+    except UnicodeDecodeError:
+        rule = "expected UTF-8, found other bytes"
+    except (RecursionError, ValueError):
+        rule = "expected JSON, found too many nested levels or a number with too many digits"
+    raise DecodeError("$", rule)
 
 
-def _padded(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
-    asked = {item.quota_id for item in items}
-    padded = list(items)
-    while len(padded) < len(items) + fault.items:
-        quota_id = random.randint(9000000, 9999999)
-        # A drawn ID that was requested would be no extra item, so draw again.
-        if quota_id not in asked:
-            item = BulkItem(quota_id, 1, made_up_invite(quota_id, random))
-            padded.insert(random.randint(0, len(padded)), item)
-    return padded
+def _fault(value: Any, path: str) -> Fault:
+    if not isinstance(value, dict):
+        raise DecodeError(path, f"expected an object, found {_kind(value)}")
+    given: dict[str, Any] = dict(value)
+    by_name = {_folded(key): key for key in given}
+    if "fault" not in by_name:
+        raise DecodeError(path, f'expected "Fault", one of {", ".join(_CONSTRUCTORS)}')
+    kind_key = by_name["fault"]
+    kind, on = given.pop(kind_key), given.pop(by_name["on"]) if "on" in by_name else None
+    if kind not in _CONSTRUCTORS:
+        raise DecodeError(f"{path}.{kind_key}", f"expected one of {', '.join(_CONSTRUCTORS)}, not {kind!r:.40}")
+    fault = _called(getattr(Fault, kind), given, path, "On")
+    if on is None:
+        return fault
+    on_path = f"{path}.{by_name['on']}"
+    if not isinstance(on, dict):
+        raise DecodeError(on_path, f"expected an object, found {_kind(on)}")
+    return _called(fault.on, on, on_path)
 
 
-def _mislabelled(invite: Invite) -> Invite:
-    return replace(invite, quota_id=invite.quota_id + 1)
+def _called(make: Callable[..., Fault], given: Mapping[str, Any], path: str, *others: str) -> Fault:
+    parameters = inspect.signature(make).parameters
+    names = {_folded(name): name for name in parameters}
+    arguments: dict[str, Any] = {}
+    for key, value in given.items():
+        name = names.get(_folded(key))
+        if name is None:
+            known = ", ".join([*map(wire_name, parameters), *others]) or "nothing"
+            raise DecodeError(f"{path}.{key[:40]}", f"this key is not known here; the known keys are {known}")
+        arguments[name] = _argument(name, str(parameters[name].annotation), value, f"{path}.{key}")
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in arguments:
+            raise DecodeError(path, f"expected {wire_name(name)!r}")
+    try:
+        return make(**arguments)
+    except ValueError as exc:
+        # Refused below, outside the handler, so that the error does not carry this one as its context.
+        rule = str(exc)
+    raise DecodeError(path, rule)
 
 
-def _contradicted(items: list[BulkItem], fault: Fault, random: Random) -> list[BulkItem]:
-    if fault.variant == "success_without_invite":
-        return [BulkItem(item.quota_id, 1) for item in items]
-    # Items that succeeded keep their real invite; the others get one that the ledger does not hold.
-    return [
-        BulkItem(
-            item.quota_id,
-            ResultCode.QUOTA_NOT_LIVE if item.result_code == ResultCode.SUCCESS else item.result_code,
-            item.invite or made_up_invite(item.quota_id, random),
-        )
-        for item in items
-    ]
+def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
+    """Check a value against the annotation of its parameter, which is a text, and return it as an argument."""
+    if annotation.startswith("Literal["):
+        choices: list[str] = literal_eval(annotation.removeprefix("Literal"))
+        if value not in choices:
+            raise DecodeError(path, f"expected one of {', '.join(choices)}, found {_kind(value)}")
+        return value
+    kinds = annotation.split(" | ")
+    if value is None and "None" in kinds:
+        return None
+    # JSON has no other types of numbers; isinstance() would take true for a whole number.
+    if "bool" in kinds:
+        wanted, fits = "true or false", isinstance(value, bool)
+    elif "int" in kinds:
+        wanted, fits = "a whole number", type(value) is int
+        if name == "status":
+            wanted, fits = "a status from 200 to 599", fits and value in _STATUSES
+    elif "float" in kinds:
+        wanted = "a number of at least 0" + (", or text" if "str" in kinds else "")
+        is_text = "str" in kinds and isinstance(value, str)
+        fits = is_text or (isinstance(value, int | float) and type(value) is not bool and 0 <= value < math.inf)
+    else:
+        wanted, fits = "text", isinstance(value, str)
+    if not fits:
+        raise DecodeError(path, f"expected {wanted}, found {_kind(value)}")
+    # JSON has no bytes, so a body is given as text.
+    return str(value).encode() if "bytes" in kinds else value
 
 
-_OF_ITEMS: Final[dict[str, Callable[[list[BulkItem], Fault, Random], list[BulkItem]]]] = {
-    "wrong_order": lambda items, fault, random: (
-        random.sample(items, len(items)) if fault.variant == "shuffled" else items[::-1]
-    ),
-    "missing": _thinned,
-    "extra": _padded,
-    # The QuotaID of the item itself stays right: only the invite inside contradicts it.
-    "wrong_invite": lambda items, _fault, _random: [
-        item._replace(invite=item.invite and _mislabelled(item.invite)) for item in items
-    ],
-    "contradiction": _contradicted,
-}
+def _folded(key: str) -> str:
+    return key.replace("_", "").casefold()
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "an object"
+    return json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.40}"

@@ -21,8 +21,7 @@ from sampling_async import (
     SurveyWaveExclusion,
 )
 from sampling_async._contract.records import AGE_BANDS, OPEN_AGE
-from sampling_async.simulator._members import QUALIFIED, QUOTA_FULL, STARTED, TERMINATED
-from sampling_async.simulator._questions import (
+from sampling_async.simulator._members import (
     AGE,
     DMA,
     EXPOSED_POSTAL_CODES,
@@ -31,8 +30,12 @@ from sampling_async.simulator._questions import (
     MALE,
     MSA,
     POSTAL_CODE,
+    QUALIFIED,
+    QUOTA_FULL,
     REGION,
     REGION_ANSWERS,
+    STARTED,
+    TERMINATED,
     Area,
     Question,
     country,

@@ -22,11 +22,10 @@ _TOPICS: Final = ("Consumer topics", "Consumer topics", "Leisure", "Food", "Trav
 
 
 class LiveSurvey:
-    __slots__ = ("bodies", "position", "quotas", "remaining", "survey")
+    __slots__ = ("bodies", "quotas", "remaining", "survey")
 
-    def __init__(self, survey: Survey, position: int) -> None:
+    def __init__(self, survey: Survey) -> None:
         self.survey = survey
-        self.position = position
         self.remaining = survey.estimated_completes_remaining
         self.quotas = tuple(LiveQuota(quota, self) for quota in survey.quotas)
         self.bodies: dict[bool, bytes | None] = {}
@@ -51,12 +50,11 @@ class LiveSurvey:
 
 
 class LiveQuota:
-    __slots__ = ("_targets", "completes", "is_live", "position", "quota", "remaining", "survey")
+    __slots__ = ("_targets", "completes", "is_live", "quota", "remaining", "survey")
 
     def __init__(self, quota: Quota, survey: LiveSurvey) -> None:
         self.quota = quota
         self.survey = survey
-        self.position = 0
         self.is_live = True
         self.remaining = quota.estimated_completes_remaining
         self.completes = [[part.current_completes for part in layer.sub_quotas] for layer in quota.layers]
@@ -109,12 +107,10 @@ class LiveInventory:
 
     def __init__(self, inventory: Quotas) -> None:
         self._inventory = inventory
-        self.surveys = tuple(LiveSurvey(survey, i) for i, survey in enumerate(inventory.surveys))
+        self.surveys = tuple(map(LiveSurvey, inventory.surveys))
         self._bodies: dict[bool, bytes] = {}
         self._quotas: dict[int, LiveQuota] = {}
         for quota in (quota for survey in self.surveys for quota in survey.quotas):
-            # `MemberState` keeps one byte for every quota, at this position.
-            quota.position = len(self._quotas)
             if self._quotas.setdefault(quota.quota.quota_id, quota) is not quota:
                 raise ValueError(f"quota ID {quota.quota.quota_id} occurs twice; IDs must be unique")
 

@@ -113,7 +113,6 @@ class Simulator:
         for survey in self._live.surveys:
             self.notifications.begin(survey)
         self._service = Service(self._live, self.ledger, self.notifications, recontact_page_size)
-        self._panels: list[PanelState] = []
         self._members_made = 0
         self.base_url: Final = "http://localhost"
         queue = WorkQueue(latency or Latency(), clock=clock)
@@ -125,28 +124,28 @@ class Simulator:
 
     @safe_repr
     def __repr__(self) -> str:
-        size = f"quotas={len(self._live)} panels={len(self._panels)}"
+        size = f"quotas={len(self._live)} panels={len(self._service.panels)}"
         return f"<Simulator seed={self._seed!r} {size} {self.ledger!r}>"
 
     @property
     def panel_guid(self) -> str:
         """The Guid of the first panel."""
-        return self._panels[0].panel.panel_guid
+        return self.panels[0].panel_guid
 
     @property
     def api_key(self) -> str:
         """The key of the first panel."""
-        return self._panels[0].panel.api_key
+        return self.panels[0].api_key
 
     @property
     def members(self) -> Mapping[str, SimulatedMember]:
         """The members of the first panel, by member code."""
-        return self._panels[0].panel.members
+        return self.panels[0].members
 
     @property
     def panels(self) -> tuple[SimulatedPanel, ...]:
         """All panels, the first one first."""
-        return tuple(state.panel for state in self._panels)
+        return tuple(state.panel for state in self._service.panels.values())
 
     @property
     def inventory(self) -> Quotas:
@@ -170,15 +169,14 @@ class Simulator:
             api_key: The key of the panel, for example that of another one: the panels of a partner often share
                 a key. Default: a new one.
         """
-        number = len(self._panels)
+        number = len(self._service.panels)
         if isinstance(members, int):
             first = self._members_made + 1
             self._members_made += members
             seed = f"{self._seed}/{number}"
             members = generate_members(seed, members=members, inventory=self._inventory, first=first)
         panel = new_panel(self._seed, number, members, api_key)
-        state = PanelState(panel, quotas=len(self._live), recontacts=self.recontact_quota_ids, seed=self._seed)
-        self._panels.append(state)
+        state = PanelState(panel, recontacts=self.recontact_quota_ids, seed=self._seed)
         self.ledger.know_panel(panel.panel_guid)
         self._service.register(state)
         return panel
@@ -273,4 +271,5 @@ class Simulator:
         run(self.app, host=host, port=port)
 
     def _panel(self, panel_guid: str | None) -> PanelState:
-        return self._panels[0] if panel_guid is None else self._service.panel(panel_guid)
+        guid = self.panel_guid if panel_guid is None else panel_guid
+        return self._service.panels[guid.lower()]

@@ -34,13 +34,13 @@ from sampling_async.matching import (
     QuestionKinds,
     QuotaIndex,
     Truth,
-    _crossed,
     _question,
     _segment,
 )
-from sampling_async.matching._bits import Unions, all_of, ascending, of_places, without
+from sampling_async.matching._bits import all_of, ascending, of_places, without
 from sampling_async.matching._conditions import fitting
 from sampling_async.matching._evaluate import evaluate, layer_truth
+from sampling_async.matching._segment import Unions
 from sampling_async.simulator import AGE_BANDS, Simulator, generate_inventory, generate_members
 
 
@@ -53,7 +53,7 @@ def test_the_index_agrees_with_the_reference(of_quotas, members, policy, is_larg
             patch.setattr(_question, "_LONG", 0)
             patch.setattr(_question, "_MANY", 2)
             patch.setattr(_question, "NARROW", 0)
-            patch.setattr(_crossed, "NARROW", 0)
+            patch.setattr(_segment, "NARROW", 0)
             patch.setattr(_question, "_SPARSE", 4)
         index = QuotaIndex([survey(*quotas)], kinds=KINDS, policy=policy)
     for profile in members * 2:  # the second time from the cache
@@ -150,7 +150,7 @@ def test_crossed_layers_answer_the_same_however_many_needs_are_met_and_answers_r
 ):
     """Needs are kept as lists, as lists and sets, or as sets; the cache is large, soon full, or none."""
     monkeypatch.setattr(_question, "NARROW", 0)
-    monkeypatch.setattr(_crossed, "NARROW", 0)
+    monkeypatch.setattr(_segment, "NARROW", 0)
     monkeypatch.setattr(_question, "_SPARSE", sparse)
     monkeypatch.setattr(_segment, "_REMEMBERED_BYTES", remembered)
     genders, routable = (

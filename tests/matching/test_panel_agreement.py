@@ -34,7 +34,6 @@ from sampling_async.matching import (
     TopK,
 )
 from sampling_async.matching.panel import (
-    _classes,
     _columns,
     _files,
     _kernel,
@@ -116,7 +115,7 @@ def test_a_panel_in_small_pieces_agrees_with_the_index_on_all_masks():
 @pytest.mark.parametrize("cost", [0, 40, 10**6], ids=["looked up", "whichever takes least", "put together"])
 def test_a_panel_agrees_with_the_index_however_rows_are_made(monkeypatch, cost, codes):
     monkeypatch.setattr(_plan, "_LOOKED_UP", cost)
-    for module in (_classes, _plan, _kernel, _columns):
+    for module in (_rows, _plan, _kernel, _columns):
         monkeypatch.setattr(module, "MOST_CODES", codes)
     index = QuotaIndex(generate_inventory(6, surveys=40), kinds=AGES)
     members = [member.profile for member in generate_members(6, members=333)]

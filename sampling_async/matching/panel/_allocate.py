@@ -12,33 +12,40 @@ from attrs import evolve, field, frozen
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, whole_number, whole_of_31_bits
 from sampling_async._contract.currencies import CurrencyRates, must_count_alike, not_compared, rates_or_none
-from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import (
-    Places,
-    best_first,
-    by_member,
-    first_of_each,
-    numbered,
-    places_within,
-    split,
-)
-from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
-from sampling_async.matching.panel._kernel import packed
-from sampling_async.matching.panel._market import Rates, Value, currencies_of, market_of
-from sampling_async.matching.panel._prices import (
+from sampling_async.matching.panel._arrow import arrow, lists_of, pa
+from sampling_async.matching.panel._columns import (
     INVITES_LEFT,
-    SPREAD,
-    Prices,
-    PriceSample,
-    best_of_each,
-    chances,
+    MEMBER_CODE,
     columns_read,
     limits,
-    prices_of,
+    member_codes,
     weights,
 )
-from sampling_async.matching.panel._sample import hashed, seed_of_64_bits
-from sampling_async.matching.panel._top_k import ranked_pairs
+from sampling_async.matching.panel._kernel import packed
+from sampling_async.matching.panel._prices import (
+    SPREAD,
+    Prices,
+    Rates,
+    Value,
+    best_first,
+    best_of_each,
+    chances,
+    currencies_of,
+    first_of_each,
+    market_of,
+    numbered,
+    prices_of,
+)
+from sampling_async.matching.panel._sample import PriceSample, hashed, seed_of_64_bits
+from sampling_async.matching.panel._top_k import (
+    Collector,
+    best_of,
+    by_member,
+    pairs_of,
+    places_within,
+    ranked_pairs,
+    split,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,10 +54,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sampling_async.matching._program import Target
-    from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._kernel import Kernel
-    from sampling_async.matching.panel._market import Market
-    from sampling_async.matching.panel._plan import CompactInventory
+    from sampling_async.matching.panel._plan import CompactInventory, Market
     from sampling_async.matching.panel._top_k import Pairs
 
 _LOG: Final = logging.getLogger("sampling_async.matching")
@@ -241,7 +246,7 @@ class Candidates:
     def completed(self, batch: Any, first: int, lists: Any, certain: Any, hashes: NDArray[np.uint64]) -> Any:
         """Return some members with their candidates, and with what else counts of them."""
         columns = [
-            member_codes(batch, first).cast(pa.string()),
+            member_codes(batch, first),
             lists,
             certain,
             limits(batch, self.per_member, first),
@@ -277,7 +282,7 @@ class Candidates:
         return table
 
 
-class _Collecting:
+class _Collecting(Collector):
     def __init__(self, output: Candidates, source: CompactInventory) -> None:
         assert source.market is not None
         self._output, self._quota_ids = output, source.quota_ids
@@ -305,28 +310,29 @@ class _Collecting:
         bytes_ = self._hashes[members, None].view(np.uint8)
         bits = np.unpackbits(bytes_, axis=1, bitorder="little").T
         self._masks = packed(np.ascontiguousarray(bits).view(bool))
-        planes = self._best(kernel, count)
+        (sure, certain), (others, possible) = self._best(kernel, count)
         # A stable sort keeps the order of each member: the certain ones, then the possible ones, best first.
-        quota = np.concatenate([quota for quota, _ in planes])
-        member = np.concatenate([member for _, member in planes])
-        quota = quota[by_member(member)]
-        ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=count))]).astype(np.int32)
-        certain = np.bincount(planes[0][1], minlength=count).astype(np.int32)
+        member = np.repeat(np.tile(np.arange(count), 2), np.concatenate([certain, possible]))
+        quota = np.concatenate([sure, others])[by_member(member)]
         some = self._batch.slice(members.start, count)
-        lists = pa.ListArray.from_arrays(arrow(ends), arrow(self._quota_ids[quota]))
+        lists = lists_of(arrow(self._quota_ids[quota]), certain + possible)
         first = self._first + members.start
-        return self._output.completed(some, first, lists, arrow(certain), self._hashes[members])
+        counts = arrow(certain.astype(np.int32))
+        return self._output.completed(some, first, lists, counts, self._hashes[members])
 
-    def _best(self, kernel: Kernel, count: int) -> list[Pairs]:
-        """Return the best pairs of each member, member by member: the certain ones, and the possible ones."""
+    def _best(self, kernel: Kernel, count: int) -> list[tuple[NDArray[np.intp], NDArray[np.int64]]]:
+        """Return the certain and the possible quotas, both the best of each member, and how many each has."""
         n = self._output.per_member
         most = _DEPTH * n
         found: list[list[Pairs]] = [[], []]
         had = np.zeros((2, count), dtype=np.int64)
         self._collect(kernel, found, had, most, self._thin)
-        # A member with too few candidates may take any quota that fits.
-        self._collect(kernel, found, np.where(had.sum(axis=0) < n, had, most), most, None)
-        return [_best_of(pairs, most) for pairs in found]
+        # A member with too few candidates may take any quota that fits; the others have enough.
+        enough = np.where(had.sum(axis=0) < n, 0, most)
+        had += enough
+        self._collect(kernel, found, had, most, None)
+        had -= enough
+        return [best_of(pairs, each, most) for pairs, each in zip(found, had, strict=True)]
 
     def _collect(
         self,
@@ -355,9 +361,6 @@ class _Collecting:
             some = np.flatnonzero(levels > turn)
             rows[some] &= self._masks[bits[some, turn]]
 
-    def end(self) -> None:
-        return None
-
 
 def _in_groups(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield batches of one size, except the last one, so that the division of the panel does not matter."""
@@ -376,30 +379,20 @@ def _in_groups(batches: Iterable[Any]) -> Iterator[Any]:
         yield pa.concat_batches(waiting)
 
 
-def _best_of(found: list[Pairs], most: int) -> Pairs:
-    if not found:
-        return np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
-    quota, member = (np.concatenate(each) for each in zip(*found, strict=True))
-    order = by_member(member)
-    order = order[places_within(member[order]) < most]
-    return quota[order], member[order]
-
-
 class _Allocation:
     """Gives quotas to one group of members after the other, while there is room."""
 
     def __init__(self, output: Allocate, source: CompactInventory) -> None:
         assert source.market is not None
         self._output, self._market = output, source.market
-        self._quota_ids = source.quota_ids
-        self._places = Places(source.quota_ids)
+        self._source, self._quota_ids = source, source.quota_ids
         self._rooms = self._market.rooms.copy()
         self._survey_rooms = self._market.survey_rooms.copy()
         self._typical_weight = 1.0 if output.prices is None else output.prices.typical_weight
 
     def of(self, batch: Any) -> Any:
         codes, lists, certain, most, weight, chance = (batch.column(at) for at in range(6))
-        member, quota, is_certain = self._places.pairs(lists, certain)
+        member, quota, is_certain = pairs_of(lists, certain, self._source)
         value = self._market.values[quota] * np.where(is_certain, 1.0, self._output.possible)
         value *= weight.to_numpy()[member] / self._typical_weight
         hashes = chance.to_numpy().view(np.uint64)
@@ -419,8 +412,7 @@ class _Allocation:
         return pa.record_batch(columns, schema=self._output.schema)
 
     def _lists(self, member: NDArray[np.intp], quota: NDArray[np.intp], members: int) -> Any:
-        ends = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=members))])
-        return pa.ListArray.from_arrays(arrow(ends.astype(np.int32)), arrow(self._quota_ids[quota]))
+        return lists_of(arrow(self._quota_ids[quota]), np.bincount(member, minlength=members))
 
     def _left(
         self, member: NDArray[np.intp], numbers: NDArray[np.intp], taken: NDArray[np.intp]

@@ -170,6 +170,11 @@ def flat(column: Any) -> tuple[Any, NDArray[np.intp]]:
     return column.flatten(), np.repeat(np.arange(len(column)), lengths)
 
 
+def lists_of(values: Any, counts: NDArray[Any]) -> Any:
+    """Return a column of lists, given the values of all, and how many each has."""
+    return pa.ListArray.from_arrays(arrow(np.append(0, np.cumsum(counts)).astype(np.int32)), values)
+
+
 class NotWholeError(ValueError):
     """A value of a column is not a whole number of 64 bits."""
 

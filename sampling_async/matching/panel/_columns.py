@@ -27,9 +27,9 @@ from sampling_async.matching.panel._arrow import (
     pa,
     settled_column,
 )
-from sampling_async.matching.panel._classes import MOST_CODES, OTHER, UNANSWERED
 from sampling_async.matching.panel._plan import PanelColumns
 from sampling_async.matching.panel._postal import Beginnings
+from sampling_async.matching.panel._rows import MOST_CODES, OTHER, UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,13 +37,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sampling_async.matching._conditions import QuestionKinds
-    from sampling_async.matching.panel._classes import Classes
     from sampling_async.matching.panel._plan import CompactInventory
+    from sampling_async.matching.panel._rows import Classes
 
 MEMBER_CODE: Final = "member_code"
 DEVICE: Final = "device_type"
 EXCLUDED: Final = "exclude_surveys"
 PARTICIPATIONS: Final = "participations"
+INVITES_LEFT: Final = "invites_left"
+"""The column of the panel with the most invites that a member may get today, as its caps say."""
+
 OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
 """The columns that are not questions."""
 
@@ -93,6 +96,7 @@ class AnswerReader:
         self._codes: Any = np.uint8 if len(classes) <= MOST_CODES else np.intp
         self._as_they_are: frozenset[int] = frozenset()
         """The integer types (by ID) that can be looked up without a conversion to 64 bits."""
+        self._table: NDArray[Any] | None = None
         self._beginnings = Beginnings(classes) if classes.kind == "postal" else None
         if self._beginnings is not None:
             return
@@ -100,14 +104,12 @@ class AnswerReader:
         if classes.kind == "age":
             known = np.arange(OLDEST + 1)
         self._low, self._high = int(known[0]), int(known[-1])
-        self._known = known
-        self._known_codes = np.array([classes.of.get(int(each), OTHER) for each in known], dtype=self._codes)
-        # A table of the class of every number from `_low` to `_high`, unless it would be too large. The first
-        # and the last place are for all numbers below and above: OTHER.
-        self._table: NDArray[Any] | None = None
-        if self._high - self._low <= _WIDEST_TABLE and self._low > np.iinfo(np.int64).min:
-            self._table = np.full(self._high - self._low + 3, OTHER, dtype=self._codes)
-            self._table[known - self._low + 1] = self._known_codes
+        # A table of the class of every number from `_low` to `_high`, unless it would be too large: numbers are
+        # read as texts then. The first and the last place are for all numbers below and above: OTHER.
+        if self._high - self._low > _WIDEST_TABLE or self._low == np.iinfo(np.int64).min:
+            return
+        self._table = np.full(self._high - self._low + 3, OTHER, dtype=self._codes)
+        self._table[known - self._low + 1] = [classes.of.get(int(each), OTHER) for each in known]
         # `_of_integers` computes `values - (low - 1)` in the column's own type. The type must hold `low - 1`,
         # and be so wide that a number that wraps around comes out above the last place of the table.
         lowest, highest = self._low - 1, max(self._high + 1, self._high - self._low + 2)
@@ -123,8 +125,8 @@ class AnswerReader:
         `first` is the place of its first member in the panel.
         """
         kind = column.type.id
-        if kind in self._as_they_are:
-            return self._of_integers(column, first, None)
+        if self._table is not None and kind in self._as_they_are:
+            return self._of_integers(self._table, column, first, None)
         if kind in LISTS:
             if self._classes.kind in _SINGLE and not is_null(column.type):
                 raise InvalidRequestError(
@@ -160,8 +162,8 @@ class AnswerReader:
             except NotWholeError as exc:
                 self._refuse(exc.value, exc.at, first, member)
             kind = column.type
-        if kind.id in WHOLE and self._classes.kind != "postal":
-            return self._of_integers(column, first, member)
+        if kind.id in WHOLE and self._table is not None:
+            return self._of_integers(self._table, column, first, member)
         if kind.id == DICTIONARY:
             return self._of_words(column, first, member)
         if self._beginnings is not None and is_text(kind):
@@ -175,26 +177,23 @@ class AnswerReader:
             "texts, or lists of these"
         )
 
-    def _of_integers(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
+    def _of_integers(
+        self, table: NDArray[Any], column: Any, first: int, member: NDArray[np.intp] | None
+    ) -> NDArray[Any]:
         values, answered = integers(column)
         if column.type.id not in self._as_they_are:
             beyond = values > np.iinfo(np.int64).max if values.dtype == np.uint64 else False
             # Numbers too large for 64 bits with a sign become the lowest number, which is no answer ID either.
             values = np.where(beyond, np.iinfo(np.int64).min, values.astype(np.int64))
-        codes: NDArray[Any]
-        if self._table is not None:
-            # As numbers without a sign, those below the first place are above the last one too, and are clipped
-            # to it, which means OTHER. With answers 101 to 126 as int8, the last place is 27, and -128 - 100
-            # wraps around to 28. A processor that had to guess between two ends would often guess wrong: the
-            # values of nulls are zeros as a rule, so every member without an answer is a number below.
-            places = values - (self._low - 1)
-            places = places.view(_UNSIGNED[places.itemsize])
-            if places.dtype == np.uint64:  # `take` refuses these, and only these
-                places = np.minimum(places, len(self._table) - 1, out=places).view(np.int64)
-            codes = self._table.take(places, mode="clip")
-        else:
-            at = np.minimum(np.searchsorted(self._known, values), len(self._known) - 1)
-            codes = np.where(self._known[at] == values, self._known_codes[at], OTHER).astype(self._codes)
+        # As numbers without a sign, those below the first place are above the last one too, and are clipped to
+        # it, which means OTHER. With answers 101 to 126 as int8, the last place is 27, and -128 - 100 wraps
+        # around to 28. A processor that had to guess between two ends would often guess wrong: the values of
+        # nulls are zeros as a rule, so every member without an answer is a number below.
+        places = values - (self._low - 1)
+        places = places.view(_UNSIGNED[places.itemsize])
+        if places.dtype == np.uint64:  # `take` refuses these, and only these
+            places = np.minimum(places, len(table) - 1, out=places).view(np.int64)
+        codes: NDArray[Any] = table.take(places, mode="clip")
         if self._classes.kind == "age":
             wrong = (values < self._low) | (values > self._high)
             if answered is not None:
@@ -292,6 +291,36 @@ def numbers(
     return values, np.ones(len(column), dtype=bool) if answered is None else answered
 
 
+def columns_read(weight: str | None) -> frozenset[str]:
+    """Return the columns of the panel that only an allocation reads."""
+    return frozenset({INVITES_LEFT} if weight is None else {INVITES_LEFT, weight})
+
+
+def limits(batch: Any, per_member: int, first: int) -> Any:
+    if INVITES_LEFT not in batch.schema.names:
+        return arrow(np.full(len(batch), per_member, dtype=np.int64))
+    left, is_known = numbers(batch.column(INVITES_LEFT), INVITES_LEFT, first)
+    return arrow(np.where(is_known, np.clip(left, 0, per_member), per_member).astype(np.int64))
+
+
+def weights(batch: Any, name: str | None, first: int) -> Any:
+    if name is None:
+        return arrow(np.ones(len(batch)))
+    if name not in batch.schema.names:
+        raise InvalidRequestError(f"the panel has no column {name!r}, which Allocate(weight=...) names")
+    try:
+        column = batch.column(name).cast(pa.float64()).fill_null(1.0)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise InvalidRequestError(f"column {name!r} of the panel must hold numbers") from None
+    values = column.to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(wrong):
+        raise InvalidRequestError(
+            f"column {name!r} of the panel must hold numbers from 0 on; row {first + wrong[0]} does not"
+        )
+    return column
+
+
 def taken(batch: Any, source: CompactInventory, first: int) -> Several:
     """Return the waves, by their places, that must not be offered to members."""
     hits = [
@@ -349,10 +378,6 @@ def _looked_up(
 
     `keys` has an array for each number of a key.
     """
-    # Example: the keys of members 0, 1, 2 are B, A, B, where A has the places [7, 8] and B has [9]. Then
-    # `number` is [0, 1, 0], `times` is [1, 2, 1], `within` is [0, 0, 1, 0] and `all_places` is [9, 7, 8]. The
-    # lists of the members begin in it at 0, 1, 0, so the result is the places [9, 7, 8, 9] of members [0, 1, 1,
-    # 2].
     number, count = _numbered(keys[0])
     for each in keys[1:]:
         # Numbers stay below the length of the arrays, so that these products fit 64 bits.
@@ -361,13 +386,9 @@ def _looked_up(
     example = np.empty(count, dtype=np.intp)  # a place where each key stands
     example[number] = np.arange(len(number))
     unique = zip(*(each[example].tolist() for each in keys), strict=True)
-    places = [np.fromiter(places_of(key), dtype=np.intp) for key in unique]
-    lengths = np.array([len(each) for each in places], dtype=np.intp)
-    ends = np.cumsum(lengths)
-    times = lengths[number]
-    within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-    all_places = np.concatenate([_NOTHING, *places])
-    return Several(all_places[np.repeat(ends[number] - times, times) + within], np.repeat(member, times))
+    lists = pa.array([[*places_of(key)] for key in unique], pa.list_(pa.int64())).take(arrow(number))
+    places, at = flat(lists)
+    return Several(integers(places)[0].astype(np.intp), member[at])
 
 
 def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

@@ -14,12 +14,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.extras import install
-from sampling_async.matching.panel._arrow import is_text, pa, settled
+from sampling_async.matching.panel._arrow import booleans, is_text, lists_of, pa, settled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Generator, Iterable, Mapping, Sequence
@@ -72,19 +71,12 @@ def sized(batches: Iterable[Any]) -> Iterator[Any]:
         for start in range(0, len(batch), ROWS):
             piece = batch.slice(start, ROWS)
             if waiting and (count + len(piece) > ROWS or piece.schema != waiting[0].schema):
-                yield _joined(waiting)
+                yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
                 waiting, count = [], 0
             waiting.append(piece)
             count += len(piece)
     if waiting:
-        yield _joined(waiting)
-
-
-def _joined(batches: list[Any]) -> Any:
-    if len(batches) == 1:
-        return batches[0]
-    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
+        yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
 
 
 _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
@@ -394,10 +386,8 @@ def _texts(values: list[Any] | None) -> list[str] | None:
 
 
 def _as_lists(column: Any) -> Any:
-    # Each answer becomes a list of one, a null an empty list. Example: [7, null, 8] has the offsets 0, 1, 1, 2.
-    there = column.is_valid().to_numpy(zero_copy_only=False)
-    ends = np.concatenate([[0], np.cumsum(there)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), column.drop_null())
+    # Each answer becomes a list of one, a null an empty list.
+    return lists_of(column.drop_null(), booleans(column.is_valid()))
 
 
 def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:

@@ -10,7 +10,6 @@ import numpy as np
 
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching.panel._arrow import booleans, pa, pc
-from sampling_async.matching.panel._classes import MOST_CODES, InputRow
 from sampling_async.matching.panel._columns import (
     DEVICE,
     NOBODY,
@@ -20,7 +19,7 @@ from sampling_async.matching.panel._columns import (
     numbers,
     taken,
 )
-from sampling_async.matching.panel._rows import TOGETHER
+from sampling_async.matching.panel._rows import MOST_CODES, TOGETHER, InputRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,74 +61,63 @@ _Filler: TypeAlias = "Callable[[Answers, slice], Filled]"
 """Fills rows of one kind: it yields some places of rows, and the rows to put there."""
 
 
-class _Compared:
-    """Fills rows of the members in a class, or in a class up to a given one, by comparing class numbers.
+def _compared(given: Sequence[tuple[str, int, int, int]]) -> _Filler:
+    """Fill rows of the members in a class, or in a class up to a given one, by comparing class numbers.
 
-    Most questions have few classes, so one group has rows of many questions.
+    Rows are given as (how, question, class, place), sorted by how and question. Most questions have few
+    classes, so one group has rows of many questions.
     """
+    # For each group the places of its rows, and the comparisons of each question for adjacent rows.
+    groups: list[tuple[NDArray[np.intp], list[tuple[np.ufunc, int, NDArray[np.uint8], slice]]]] = []
+    for first in range(0, len(given), _AT_ONCE):
+        some = given[first : first + _AT_ONCE]
+        comparisons: list[tuple[np.ufunc, int, NDArray[np.uint8], slice]] = []
+        end = 0
+        for (how, question), group in groupby(some, key=lambda row: row[:2]):
+            classes = np.array([[class_] for _, _, class_, _ in group], dtype=np.uint8)
+            start, end = end, end + len(classes)
+            comparisons.append((_COMPARE[how], question, classes, slice(start, end)))
+        groups.append((np.array([place for *_, place in some], dtype=np.intp), comparisons))
 
-    def __init__(self, rows: Sequence[tuple[str, int, int, int]]) -> None:
-        """Group rows, given as (how, question, class, place) and sorted by how and question."""
-        self._groups: list[tuple[NDArray[np.intp], list[_Comparison]]] = []
-        for first in range(0, len(rows), _AT_ONCE):
-            some = rows[first : first + _AT_ONCE]
-            comparisons: list[_Comparison] = []
-            end = 0
-            for (how, question), group in groupby(some, key=lambda row: row[:2]):
-                classes = np.array([[class_] for _, _, class_, _ in group], dtype=np.uint8)
-                start, end = end, end + len(classes)
-                comparisons.append(_Comparison(_COMPARE[how], question, classes, slice(start, end)))
-            self._groups.append((np.array([place for *_, place in some], dtype=np.intp), comparisons))
-
-    def rows(self, answers: Answers, members: slice) -> Filled:
+    def rows(answers: Answers, members: slice) -> Filled:
         codes = answers.codes[:, members]
         are_in = np.empty((_AT_ONCE, codes.shape[1]), dtype=bool)
-        for places, comparisons in self._groups:
+        for places, comparisons in groups:
             for compare, question, classes, some in comparisons:
                 # `classes` is a column: its shape (rows, 1) gives one row for each class in one call.
                 compare(codes[question], classes, out=are_in[some])
             yield places, packed(are_in[: len(places)])
 
-
-class _Comparison(NamedTuple):
-    """The comparison of one question's classes, for adjacent rows of a group."""
-
-    compare: np.ufunc
-    question: int
-    classes: NDArray[np.uint8]
-    rows: slice
+    return rows
 
 
-class _LookedUp:
-    """Fills rows of the members whose class is in a set of classes, for many sets of one question."""
+def _looked_up(
+    question_id: int, question: int | None, sets: Sequence[int], size: int, places: NDArray[np.intp]
+) -> _Filler:
+    """Fill rows of the members whose class is in a set of classes, for many sets of one question."""
+    # A table has a row for each class, with a bit for each of up to 128 sets that contain the class. So one
+    # lookup gives a member's bits in all these sets.
+    tables: list[tuple[NDArray[np.intp], NDArray[np.uint8]]] = []
+    for first in range(0, len(sets), _AT_ONCE):
+        some = [classes.to_bytes(-(-size // 8), "little") for classes in sets[first : first + _AT_ONCE]]
+        is_in = np.frombuffer(b"".join(some), dtype=np.uint8).reshape(len(some), -1)
+        by_class = np.unpackbits(is_in, axis=1, count=size, bitorder="little").T
+        table = np.packbits(by_class, axis=1, bitorder="little")
+        tables.append((places[first : first + _AT_ONCE], table))
 
-    def __init__(
-        self, question_id: int, question: int | None, sets: Sequence[int], size: int, places: NDArray[np.intp]
-    ) -> None:
-        self._question_id, self._question = question_id, question
-        self._places = [places[first : first + _AT_ONCE] for first in range(0, len(places), _AT_ONCE)]
-        # A table has a row for each class, with a bit for each of up to 128 sets that contain the class. So one
-        # lookup gives a member's bits in all these sets.
-        self._tables: list[NDArray[np.uint8]] = []
-        for first in range(0, len(sets), _AT_ONCE):
-            some = b"".join(
-                classes.to_bytes(-(-size // 8), "little") for classes in sets[first : first + _AT_ONCE]
-            )
-            is_in = np.frombuffer(some, dtype=np.uint8).reshape(len(sets[first : first + _AT_ONCE]), -1)
-            by_class = np.unpackbits(is_in, axis=1, count=size, bitorder="little").T
-            self._tables.append(np.packbits(by_class, axis=1, bitorder="little"))
-
-    def rows(self, answers: Answers, members: slice) -> Filled:
-        if self._question is None:
-            codes = answers.looked_up[self._question_id][members]
+    def rows(answers: Answers, members: slice) -> Filled:
+        if question is None:
+            codes = answers.looked_up[question_id][members]
         else:
-            codes = answers.codes[self._question, members].astype(np.intp)
+            codes = answers.codes[question, members].astype(np.intp)
         # The table gives a row for each member, but a row for each set is needed: `_transposed` transposes the
         # bits, and needs whole words of members.
         if len(codes) % _WORD:
             codes = np.pad(codes, (0, -len(codes) % _WORD))
-        for places, table in zip(self._places, self._tables, strict=True):
-            yield places, _transposed(table.take(codes, axis=0))[: len(places)].view(np.uint64)
+        for some, table in tables:
+            yield some, _transposed(table.take(codes, axis=0))[: len(some)].view(np.uint64)
+
+    return rows
 
 
 def _transposed(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -147,31 +135,30 @@ def _transposed(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
     ).reshape(8 * width, height // 8)
 
 
-class _Among:
-    """Fills rows from lists: of the members with an answer in a class, or without a wave among those taken."""
+def _among(how: str, question_id: int, what: Sequence[int], places: NDArray[np.intp]) -> _Filler:
+    """Fill rows from lists: of the members with an answer in a class, or without a wave among those taken."""
+    is_answer = how == "has"
+    # For each class or wave its row in this filler, or -1 if no row asks for it.
+    row_of = np.full(max(what) + 1, -1)
+    row_of[what] = np.arange(len(what))
 
-    def __init__(self, how: str, question_id: int, what: Sequence[int], places: NDArray[np.intp]) -> None:
-        self._is_answer, self._question_id = how == "has", question_id
-        self._places = places
-        # For each class or wave its row in this filler, or -1 if no row asks for it.
-        self._row = np.full(max(what) + 1, -1)
-        self._row[what] = np.arange(len(what))
-
-    def rows(self, answers: Answers, members: slice) -> Filled:
-        several = answers.several[self._question_id] if self._is_answer else answers.taken
-        what, member = several.between(members.start, members.stop)
-        row = self._row[np.minimum(what, len(self._row) - 1)]
+    def rows(answers: Answers, members: slice) -> Filled:
+        several = answers.several[question_id] if is_answer else answers.taken
+        found, member = several.between(members.start, members.stop)
+        row = row_of[np.minimum(found, len(row_of) - 1)]
         # `minimum` avoided an index out of bounds; drop the classes beyond the last one with a row.
-        row[what >= len(self._row)] = -1
+        row[found >= len(row_of)] = -1
         order = np.argsort(row, kind="stable")
         row, member = row[order], member[order]
-        for first in range(0, len(self._places), _AT_ONCE):
-            places = self._places[first : first + _AT_ONCE]
-            start, end = np.searchsorted(row, (first, first + len(places)))
+        for first in range(0, len(places), _AT_ONCE):
+            some = places[first : first + _AT_ONCE]
+            start, end = np.searchsorted(row, (first, first + len(some)))
             # "untaken" starts with everybody and removes members; "has" starts with nobody and adds them.
-            among = np.full((len(places), members.stop - members.start), not self._is_answer)
-            among[row[start:end] - first, member[start:end]] = self._is_answer
-            yield places, packed(among)
+            among = np.full((len(some), members.stop - members.start), not is_answer)
+            among[row[start:end] - first, member[start:end]] = is_answer
+            yield some, packed(among)
+
+    return rows
 
 
 def _on_device(
@@ -220,7 +207,7 @@ class Kernel:
     def answers(self, batch: Any, first: int) -> Answers:
         """Return the answers of a batch; they are valid until the next batch is read."""
         columns, source = self.plan.columns, self.plan.source
-        codes = self._rooms.codes.rows(len(self._places), len(batch))
+        codes = self._rooms.rows(np.uint8, len(self._places), len(batch))
         looked_up: dict[int, NDArray[np.intp]] = {}
         several: dict[int, Several] = {}
         read = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -258,7 +245,7 @@ class Kernel:
         count = members.stop - members.start
         words = -(-count // _WORD)
         # One block of memory: the rows of the plan, and three areas for temporary rows.
-        room, made = self._rooms.members.rows(self.plan.count + 3 * TOGETHER, words), self.plan.count
+        room, made = self._rooms.rows(np.uint64, self.plan.count + 3 * TOGETHER, words), self.plan.count
         self._rows = rows = room[:made]
         self._some, self._possible, self._certain = (
             room[first : first + TOGETHER] for first in range(made, len(room), TOGETHER)
@@ -302,38 +289,34 @@ class Kernel:
         compared = [
             (name.how, self._places[name.of], name.what, place) for name, place in given if name.how in _COMPARE
         ]
-        yield _Compared(compared).rows
+        yield _compared(compared)
         others = [each for each in given if each[0].how not in _COMPARE]
         for (how, question_id), group in groupby(others, key=lambda each: (each[0].how, each[0].of)):
             names, places = zip(*group, strict=True)
             of, at = [name.what for name in names], np.array(places, dtype=np.intp)
             if how in {"has", "untaken"}:
-                yield _Among(how, question_id, of, at).rows
+                yield _among(how, question_id, of, at)
             elif how == "in":
                 size = len(self.plan.source.classes[question_id])
-                yield _LookedUp(question_id, self._places.get(question_id), of, size, at).rows
+                yield _looked_up(question_id, self._places.get(question_id), of, size, at)
             else:
                 yield partial(_on_device if how == "device" else _listed, of, at)
 
 
-class _Room:
-    """Memory for rows, used repeatedly: to allocate it anew takes a tenth of the time it takes to fill it."""
-
-    def __init__(self, kind: Any) -> None:
-        self._numbers = np.empty(0, dtype=kind)
-
-    def rows(self, count: int, length: int) -> NDArray[Any]:
-        if count * length > len(self._numbers):
-            self._numbers = np.empty(count * length, dtype=self._numbers.dtype)
-        return self._numbers[: count * length].reshape(count, length)
-
-
 class _Rooms:
-    """The memory of one kernel, which kernels of the same plan do not share."""
+    """Memory for rows, used repeatedly: to allocate it anew takes a tenth of the time it takes to fill it.
+
+    Kernels of the same plan do not share it.
+    """
 
     def __init__(self) -> None:
-        self.codes = _Room(np.uint8)
-        self.members = _Room(np.uint64)
+        self._of: dict[Any, NDArray[Any]] = {}
+
+    def rows(self, kind: Any, count: int, length: int) -> NDArray[Any]:
+        numbers = self._of.get(kind)
+        if numbers is None or count * length > len(numbers):
+            numbers = self._of[kind] = np.empty(count * length, dtype=kind)
+        return numbers[: count * length].reshape(count, length)
 
 
 def packed(members: NDArray[np.bool_]) -> NDArray[np.uint64]:

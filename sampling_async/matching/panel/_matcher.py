@@ -13,13 +13,12 @@ from sampling_async.matching.panel._arrow import is_settled, pa, settled
 from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of
 from sampling_async.matching.panel._files import batches_of, must_be_readable_twice, sized
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
-from sampling_async.matching.panel._market import Terms, terms_of
 from sampling_async.matching.panel._plan import CompactInventory, PanelPlan
 from sampling_async.matching.panel._postal import OddCodes
-from sampling_async.matching.panel._prices import PriceSample
-from sampling_async.matching.panel._sample import Sample
+from sampling_async.matching.panel._prices import Terms, terms_of
+from sampling_async.matching.panel._sample import PriceSample, Sample
 from sampling_async.matching.panel._top_k import Counts, TopK
-from sampling_async.matching.panel._workers import Workers, matched_by
+from sampling_async.matching.panel._workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -289,7 +288,8 @@ class PanelMatcher:
     def _matched_by(self, workers: Workers, batches: Iterable[Any]) -> Iterator[Any]:
         """Match with one process or several, and merge the outputs that are not final."""
         parts: list[Any] = []
-        for is_part, made in matched_by(workers, self._matched, self._pieces(batches), self._planned):
+        matched = workers._matched  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        for is_part, made in matched(self._matched, self._pieces(batches), self._planned):
             if is_part:
                 parts.append(made)
             else:

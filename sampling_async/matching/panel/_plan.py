@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
+from numpy.typing import NDArray
 
-from sampling_async._pacing.gc_pauses import defer_full_gc
+from sampling_async._pacing.gc_pauses import with_gc_deferred
 from sampling_async.matching._bits import all_of
 from sampling_async.matching._conditions import fitting
 from sampling_async.matching._program import DistinctList
-from sampling_async.matching.panel._classes import MOST_CODES, UNANSWERED, Classes, InputRow, parts_of
-from sampling_async.matching.panel._rows import TOGETHER, SymbolicRows, by_turn, with_gc_deferred
+from sampling_async.matching.panel._rows import (
+    MOST_CODES,
+    TOGETHER,
+    UNANSWERED,
+    Arranged,
+    Classes,
+    InputRow,
+    SymbolicRows,
+    by_turn,
+    parts_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sampling_async.matching._conditions import MatchPolicy, QuestionKinds
     from sampling_async.matching._program import Program, Target
-    from sampling_async.matching.panel._market import Market
     from sampling_async.matching.panel._rows import Row
 
 _Place: TypeAlias = tuple[int, int]  # the ID of a program, and a place in it
@@ -62,6 +69,34 @@ class PanelColumns:
     has_device: bool
     has_taken: bool  # a column of excluded surveys or of participations
     has_codes: bool
+
+
+@frozen(eq=False)
+class Market:
+    """The quotas of an allocation, in the order of a `CompactInventory`."""
+
+    values: NDArray[np.float64]  # what an invite is worth, 0 or more
+    rooms: NDArray[np.int64]  # how many invites each quota can use
+    surveys: NDArray[np.int64]  # the number of each quota's survey, from 0 on
+    survey_rooms: NDArray[np.int64]  # how many invites each survey can use, by its number
+    prices: NDArray[np.float64]  # what a place in the quota and in the survey costs
+    reach: NDArray[np.float64]  # the share of the members who fit that become candidates
+    chances: NDArray[np.float64]  # that an invite ends in a complete
+
+    def order(self) -> NDArray[np.intp]:
+        """Return the quotas by what an invite brings beyond its price, the most first."""
+        return np.argsort(self.prices - self.values, kind="stable")
+
+    def arranged(self, order: NDArray[np.intp]) -> Market:
+        return evolve(
+            self,
+            values=self.values[order],
+            rooms=self.rooms[order],
+            surveys=self.surveys[order],
+            prices=self.prices[order],
+            reach=self.reach[order],
+            chances=self.chances[order],
+        )
 
 
 class CompactInventory:
@@ -196,8 +231,9 @@ class PanelPlan:
     def __init__(self, source: CompactInventory, columns: PanelColumns) -> None:
         self.source, self.columns = source, columns
         planning = _PlanBuilder(source, columns)
-        quotas = [planning.quota(each) for each in source.quotas()]
-        arranged = planning.rows.arranged({part for pair in quotas for row in pair for part in row})
+        # A plan of some hundred thousand rows has no garbage, as a `Program` has none.
+        quotas = [planning.quota(each) for each in with_gc_deferred(source.quotas())]
+        arranged = Arranged(planning.rows, {part for pair in quotas for row in pair for part in row})
         self.given = arranged.given
         self.steps = arranged.steps
         self.count = arranged.count
@@ -224,20 +260,8 @@ def _more(pair: Pair) -> list[int]:
     return [row for row in pair.certain if row not in pair.possible]
 
 
-class _OneQuestion(NamedTuple):
-    asked: FittingClasses
-
-    def all_asked(self) -> Iterator[FittingClasses]:
-        yield self.asked
-
-
-class _Crossed(NamedTuple):
-    """Any other layer: for each sub-quota, its classes by question, and whether it is full."""
-
-    sub_quotas: list[tuple[tuple[FittingClasses, ...], bool]]
-
-    def all_asked(self) -> Iterator[FittingClasses]:
-        return (each for asked, _ in self.sub_quotas for each in asked)
+_SubQuota: TypeAlias = "tuple[tuple[FittingClasses, ...], bool]"
+"""The classes of a sub-quota by question, and whether it is full."""
 
 
 class _PlanBuilder:
@@ -249,32 +273,33 @@ class _PlanBuilder:
         self._exactly_one = source.policy.subquota_rule == "exactly_one"
         all_sub_quotas = source.sub_quotas()
         layers = [
-            self._read([(all_sub_quotas[place], full) for place, full in shape]) for shape in source.layers
+            self._read([(all_sub_quotas[place], full) for place, full in shape])
+            for shape in with_gc_deferred(source.layers)
         ]
         self._ways = self._fillings(layers)
         self._made: dict[tuple[int, int], Row] = {}
         self._fits: dict[tuple[FittingClasses, ...], Pair] = {}
-        self._layers = [self._layer(each) for each in layers]
+        self._layers = [self._layer(each) for each in with_gc_deferred(layers)]
 
-    def _read(self, sub_quotas: list[tuple[tuple[FittingClasses, ...], bool]]) -> _OneQuestion | _Crossed:
-        # A plan of some hundred thousand rows has no garbage, as a `Program` has none.
-        defer_full_gc()
+    def _read(self, sub_quotas: list[_SubQuota]) -> list[_SubQuota]:
+        """Return the sub-quotas of a layer; if all ask the same question, as one."""
         questions = {tuple(each.question_id for each in asked) for asked, _ in sub_quotas}
         only = next(iter(questions)) if len(questions) == 1 else ()
         # A member with several answers may fit several sub-quotas, one with each answer. So the sub-quotas
         # cannot be combined into one set of classes.
         if len(only) != 1 or (only[0] in self._columns.multiple and len(sub_quotas) > 1):
-            return _Crossed(sub_quotas)
+            return sub_quotas
         all_classes = -1
         classes = [(*asked[0].classes, all_classes if full else 0) for asked, full in sub_quotas]
-        return _OneQuestion(FittingClasses(only[0], Pair(*fitting(classes, 0, exactly_one=self._exactly_one))))
+        united = Pair(*fitting(classes, 0, exactly_one=self._exactly_one))
+        return [((FittingClasses(only[0], united),), False)]
 
-    def _fillings(self, layers: Iterable[_OneQuestion | _Crossed]) -> dict[int, str]:
+    def _fillings(self, layers: Iterable[list[_SubQuota]]) -> dict[int, str]:
         """Return the cheapest `InputRow.how` for the sets of each question's classes."""
         wanted: defaultdict[int, set[int]] = defaultdict(set)
-        for each in with_gc_deferred(layers):
-            for asked in each.all_asked():
-                wanted[asked.question_id].update(asked.classes)
+        for sub_quotas in with_gc_deferred(layers):
+            for each in chain.from_iterable(asked for asked, _ in sub_quotas):
+                wanted[each.question_id].update(each.classes)
         return {question_id: self._filling(question_id, sets) for question_id, sets in wanted.items()}
 
     def _filling(self, question_id: int, sets: set[int]) -> str:
@@ -299,18 +324,15 @@ class _PlanBuilder:
             found = self._made[question_id, classes] = self.rows.combined(op, map(self.rows.given, parts))
         return found
 
-    def _layer(self, of: _OneQuestion | _Crossed) -> Pair:
-        defer_full_gc()
-        if isinstance(of, _OneQuestion):
-            return self._fitting((of.asked,))
-        pairs = [(self._fitting(asked), full) for asked, full in of.sub_quotas]
+    def _layer(self, sub_quotas: list[_SubQuota]) -> Pair:
+        pairs = [(self._fitting(asked), full) for asked, full in sub_quotas]
         # If nobody may fit two sub-quotas, the rule of a layer is a plain union of the open ones.
-        if self._is_one_at_most(of):
+        if self._is_one_at_most(sub_quotas):
             is_open = [pair for pair, full in pairs if not full]
             return Pair(*(self.rows.combined("or", rows) for rows in zip(*is_open, strict=True)))
         nobody, everybody = self.rows.nothing, self.rows.everything
-        sub_quotas = [(*pair, everybody if full else nobody) for pair, full in pairs]
-        return Pair(*fitting(sub_quotas, nobody, exactly_one=self._exactly_one))
+        fits = [(*pair, everybody if full else nobody) for pair, full in pairs]
+        return Pair(*fitting(fits, nobody, exactly_one=self._exactly_one))
 
     def _fitting(self, asked: tuple[FittingClasses, ...]) -> Pair:
         """Return the members who fit a sub-quota; everybody may fit one without questions."""
@@ -323,7 +345,7 @@ class _PlanBuilder:
             self._fits[asked] = found
         return found
 
-    def _is_one_at_most(self, of: _Crossed) -> bool:
+    def _is_one_at_most(self, sub_quotas: list[_SubQuota]) -> bool:
         """Return whether nobody may fit two sub-quotas, because each two exclude each other by a question."""
         possible = [
             {
@@ -331,16 +353,15 @@ class _PlanBuilder:
                 for each in asked
                 if each.question_id not in self._columns.multiple
             }
-            for asked, _ in of.sub_quotas
+            for asked, _ in sub_quotas
         ]
-        return any(not full for _, full in of.sub_quotas) and all(
+        return any(not full for _, full in sub_quotas) and all(
             any(not classes & other.get(question_id, -1) for question_id, classes in one.items())
             for one, other in combinations(possible, 2)
         )
 
     def quota(self, quota: QuotaOfPlan) -> Pair:
         """Return the numbers of the rows whose intersection is a quota's members."""
-        defer_full_gc()
         rows, columns, source = self.rows, self._columns, self._source
         masks: list[Row] = []
         if columns.has_device and quota.device_types:

@@ -15,14 +15,14 @@ import numpy as np
 
 from sampling_async.matching._conditions import plain_postal
 from sampling_async.matching.panel._arrow import DICTIONARY, booleans, integers, is_text, pa, pc
-from sampling_async.matching.panel._classes import OTHER, UNANSWERED
+from sampling_async.matching.panel._rows import OTHER, UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from sampling_async.matching.panel._classes import Classes
+    from sampling_async.matching.panel._rows import Classes
 
 _LOG: Final = logging.getLogger("sampling_async.matching")
 _PACKED: Final = 8
@@ -71,11 +71,6 @@ class _Table:
         return places
 
 
-class _OfLength(NamedTuple):
-    mask: np.uint64  # the bits of the letters up to this length
-    table: _Table  # the class of each prefix, by its packed letters
-
-
 class Beginnings:
     def __init__(self, classes: Classes) -> None:
         self._classes = classes
@@ -99,8 +94,8 @@ class Beginnings:
         return numbers
 
 
-def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
-    """Yield the prefixes of each length with their classes, the shortest first."""
+def _by_length(of: Mapping[Any, int]) -> Iterator[tuple[np.uint64, _Table]]:
+    """Yield for each length the bits of so many letters and the class of each prefix, the shortest first."""
     by_length: defaultdict[int, list[str]] = defaultdict(list)
     for text in of:
         # The codes looked up here have ASCII letters and digits only, so other prefixes never fit.
@@ -115,7 +110,7 @@ def _by_length(of: Mapping[Any, int]) -> Iterator[_OfLength]:
         letters[:, :length] = np.frombuffer("".join(same).encode(), dtype=np.uint8).reshape(-1, length)
         numbers = letters.view(">u8")[:, 0].astype(np.uint64)
         classes = np.array([of[text] for text in same], dtype=np.intp)
-        yield _OfLength(_LAST << np.uint64(8 * (_PACKED - length)), _Table(numbers, classes))
+        yield _LAST << np.uint64(8 * (_PACKED - length)), _Table(numbers, classes)
 
 
 class _Others(NamedTuple):

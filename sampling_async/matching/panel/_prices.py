@@ -1,43 +1,166 @@
-"""The prices of an allocation, derived from a sample of the panel, and the pairs that are chosen by them."""
+"""The market of an allocation: for each quota the value of an invite, how many it can use, and its price.
+
+Prices are derived from a sample of the panel, and pairs are chosen by them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from attrs import field, frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import (
-    Places,
-    best_first,
-    first_of_each,
-    numbered,
-    places_within,
-    split,
-)
-from sampling_async.matching.panel._columns import member_codes, numbers
-from sampling_async.matching.panel._sample import MIDDLE, hashed
+from sampling_async._contract.currencies import prices_in_one
+from sampling_async._contract.records import counted
+from sampling_async._protocol.lessons import LearnedRates, qualifying
+from sampling_async.matching.panel._columns import INVITES_LEFT
+from sampling_async.matching.panel._plan import Market
+from sampling_async.matching.panel._top_k import by_member, places_within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from sampling_async.matching.panel._collectors import Collector
-    from sampling_async.matching.panel._kernel import Kernel
-    from sampling_async.matching.panel._market import Market
+    from sampling_async import Quota, Survey
+    from sampling_async._contract.currencies import CurrencyRates
+    from sampling_async.matching._program import Target
     from sampling_async.matching.panel._plan import CompactInventory
+
+Value: TypeAlias = "Mapping[int, float] | Callable[[Survey, Quota], float] | None"
+"""What an invite is worth: by quota ID, by a function, or None for the price times IR."""
+
+Rates: TypeAlias = "LearnedRates | Mapping[int, float] | float"
+"""The share of invites that members follow: by quota ID, or one number; or what was learned of each quota."""
+
+_LEAST: Final = 1e-6  # of a share, by which completes are divided
+_MOST: Final = 2**40  # more invites than any panel has members
+
+
+@frozen
+class Terms:
+    """What an allocation counts with, by ID. Surveys without a cap are missing.
+
+    Attributes:
+        rooms: How many invites a quota can use.
+        values: What an invite is worth.
+        chances: The share of invites that ends in a complete.
+        survey_rooms: How many invites a survey can use.
+    """
+
+    rooms: Mapping[int, int] = field(repr=counted("quotas"))
+    values: Mapping[int, float] = field(repr=counted("quotas"))
+    chances: Mapping[int, float] = field(repr=counted("quotas"))
+    survey_rooms: Mapping[int, int] = field(repr=counted("surveys"))
+
+
+def terms_of(market: Market, quota_ids: Sequence[int], survey_ids: Sequence[int]) -> Terms:
+    capped = {
+        survey_id: room
+        for survey_id, number in zip(survey_ids, market.surveys.tolist(), strict=True)
+        if (room := int(market.survey_rooms[number])) < _MOST
+    }
+    rooms, values, chances = market.rooms.tolist(), market.values.tolist(), market.chances.tolist()
+    return Terms(
+        rooms=dict(zip(quota_ids, rooms, strict=True)),
+        values=dict(zip(quota_ids, values, strict=True)),
+        chances=dict(zip(quota_ids, chances, strict=True)),
+        survey_rooms=capped,
+    )
+
+
+def market_of(
+    targets: Sequence[Target],
+    *,
+    value: Value,
+    room: Mapping[int, int] | None,
+    survey_room: Mapping[int, int] | None,
+    rates: Rates,
+    overshoot: float,
+    currency_rates: CurrencyRates | None,
+) -> Market:
+    """Return the market of some quotas; see `Allocate` for the arguments."""
+    count = len(targets)
+    # With values of your own, prices do not matter, and need no rates.
+    currencies = currencies_of(targets) if value is None else frozenset[int]()
+    price_of = prices_in_one(currencies, currency_rates)
+    if isinstance(rates, LearnedRates):
+        rates = rates.fitted(target.survey for target in targets)
+    values, chances, rooms = np.zeros(count), np.zeros(count), np.zeros(count, dtype=np.int64)
+    numbers: dict[int, int] = {}
+    surveys = np.zeros(count, dtype=np.int64)
+    # The completes that the waves of a survey still need, as invites.
+    needed: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for at, target in enumerate(targets):
+        survey, quota = target.survey, target.quota
+        surveys[at] = numbers.setdefault(survey.survey_id, len(numbers))
+        share = chances[at] = _share(rates, survey, quota)
+        if value is None:
+            chance = share if isinstance(rates, LearnedRates) else qualifying(survey)
+            values[at] = price_of(survey.price) * chance
+        else:
+            values[at] = _value(value, survey, quota)
+        if room is None:
+            rooms[at] = _invites(quota.estimated_completes_remaining * overshoot / share)
+        else:
+            rooms[at] = _invites(_number(room.get(quota.quota_id, 0), f"room of quota {quota.quota_id}"))
+        wave = needed[survey.survey_id]
+        # The quotas of a survey may have different rates. The best one gives the smallest number of invites.
+        invites = max(0.0, survey.estimated_completes_remaining * overshoot / share)
+        wave[survey.wave_id] = min(wave.get(survey.wave_id, invites), invites)
+    survey_rooms = np.full(len(numbers), _MOST, dtype=np.int64)
+    for survey_id, number in numbers.items():
+        if survey_room is not None:
+            cap = survey_room.get(survey_id)
+            if cap is not None:
+                survey_rooms[number] = _invites(_number(cap, f"survey_room of survey {survey_id}"))
+        elif room is None:
+            survey_rooms[number] = _invites(sum(needed[survey_id].values()))
+    return Market(values, rooms, surveys, survey_rooms, np.zeros(count), np.ones(count), chances)
+
+
+def currencies_of(targets: Iterable[Target]) -> frozenset[int]:
+    return frozenset(target.survey.price.currency_id for target in targets)
+
+
+def _value(
+    value: Mapping[int, float] | Callable[[Survey, Quota], float], survey: Survey, quota: Quota
+) -> float:
+    found = value.get(quota.quota_id, 0.0) if isinstance(value, Mapping) else value(survey, quota)
+    return _number(found, f"value of quota {quota.quota_id}")
+
+
+def _share(rates: Rates, survey: Survey, quota: Quota) -> float:
+    if isinstance(rates, LearnedRates):
+        return max(rates.chance(survey, quota.quota_id), _LEAST)
+    rate = rates.get(quota.quota_id, 1.0) if isinstance(rates, Mapping) else rates
+    if not 0 < _number(rate, f"rate of quota {quota.quota_id}") <= 1:
+        raise InvalidRequestError(f"the rate of quota {quota.quota_id} must be above 0 and at most 1: {rate!r}")
+    return rate * qualifying(survey)
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not isfinite(value):
+        raise InvalidRequestError(f"the {what} must be a number, not {value!r:.40}")
+    if value < 0:
+        raise InvalidRequestError(f"the {what} must be 0 or more, not {value!r}")
+    return float(value)
+
+
+def _invites(number: float) -> int:
+    # Rounded first, so that 3 / 0.3 is 10 invites and not 11. What is overfilled has no room.
+    return min(_MOST, max(0, int(np.ceil(round(min(number, _MOST), 9)))))
+
+
+# --- Prices
 
 _FACTORS: Final = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _HALF: Final = np.uint64(32)
 _UNIT: Final = 2.0**-64
-
-INVITES_LEFT: Final = "invites_left"
-"""The column of the panel with the most invites that a member may get today, as its caps say."""
 
 SPREAD: Final = 0.02
 """The part of its value that a pair gains by chance: members who tie should not all take the same quota."""
@@ -73,39 +196,6 @@ def best_of_each(
     return pairs[place < most[members[pairs]]], others
 
 
-def columns_read(weight: str | None) -> frozenset[str]:
-    """Return the columns of the panel that only an allocation reads."""
-    return frozenset({INVITES_LEFT} if weight is None else {INVITES_LEFT, weight})
-
-
-def limits(batch: Any, per_member: int, first: int) -> Any:
-    if INVITES_LEFT not in batch.schema.names:
-        return arrow(np.full(len(batch), per_member, dtype=np.int64))
-    left, is_known = numbers(batch.column(INVITES_LEFT), INVITES_LEFT, first)
-    return arrow(np.where(is_known, np.clip(left, 0, per_member), per_member).astype(np.int64))
-
-
-def weights(batch: Any, name: str | None, first: int) -> Any:
-    if name is None:
-        return arrow(np.ones(len(batch)))
-    if name not in batch.schema.names:
-        raise InvalidRequestError(f"the panel has no column {name!r}, which Allocate(weight=...) names")
-    try:
-        column = batch.column(name).cast(pa.float64()).fill_null(1.0)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise InvalidRequestError(f"column {name!r} of the panel must hold numbers") from None
-    values = column.to_numpy(zero_copy_only=False)
-    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    if len(wrong):
-        raise InvalidRequestError(
-            f"column {name!r} of the panel must hold numbers from 0 on; row {first + wrong[0]} does not"
-        )
-    return column
-
-
-MEMBERS: Final = 2_048
-"""Members in the sample."""
-
 _SLACK: Final = 2.0  # candidates of a quota for each place that it has, at least
 
 _HALVINGS: Final = 40
@@ -132,134 +222,6 @@ _SLOWING: Final = 6
 _STEEPEST: Final = 2.0
 _ENTRIES: Final = 256
 _SPARE: Final = 3
-_COUNT: Final = 5
-_LAST: Final = np.iinfo(np.uint64).max
-
-
-@frozen
-class PriceSample:
-    """An output: a sample of the members, each with all quotas that fit, from which prices are derived.
-
-    The members with the lowest hashes of their codes are drawn, however the panel is divided.
-    """
-
-    per_member: int
-    weight: str | None
-    seed: int
-
-    @property
-    def schema(self) -> Any:
-        """The Arrow schema of the output. The first row of a part has the number of its members."""
-        return pa.schema(
-            [
-                ("priority", pa.int64()),
-                ("certain", pa.binary()),
-                ("possible", pa.binary()),
-                (INVITES_LEFT, pa.int64()),
-                ("weight", pa.float64()),
-                ("members", pa.int64()),
-                ("quotas", pa.int64()),  # a digest of their IDs, whose places are those of the bits
-            ]
-        )
-
-    @property
-    def columns(self) -> frozenset[str]:
-        return columns_read(self.weight)
-
-    def collector(self, source: CompactInventory) -> Collector:
-        return _SampleDraw(self, source)
-
-    def of_candidates(self, batches: Iterable[Any], source: CompactInventory) -> Any:
-        drawing, first = _SampleDraw(self, source), 0
-        for batch in batches:
-            drawing.add_candidates(batch, first)
-            first += len(batch)
-        return pa.Table.from_batches([drawing.end()])
-
-    def merged(self, table: Any, source: CompactInventory) -> Any:
-        if not len(table):
-            return table
-        if (table.column("quotas").to_numpy() != _digest_of(source)).any():
-            raise InvalidRequestError(
-                "these parts were made for other quotas than this matcher has; all parts must be of one "
-                "PanelMatcher, made when no quota had closed that it does not know of"
-            )
-        priorities = table.column("priority").to_numpy()
-        kept = np.argsort(priorities, kind="stable")[:MEMBERS]
-        counts = np.zeros(len(kept), dtype=np.int64)
-        counts[0] = table.column("members").to_numpy().sum()
-        return table.take(arrow(kept)).set_column(_COUNT, "members", arrow(counts))
-
-
-class _SampleDraw:
-    def __init__(self, output: PriceSample, source: CompactInventory) -> None:
-        self._output, self._source = output, source
-        self._count = 0
-        self._limit = _LAST
-        self._hashes = np.zeros(0, dtype=np.uint64)
-        self._drawn: list[Any] = []
-
-    def begin(self, batch: Any, first: int) -> Any:
-        hashes = hashed(member_codes(batch, first).to_pylist(), self._output.seed)
-        self._count += len(hashes)
-        kept = np.flatnonzero(hashes < self._limit)
-        if len(kept) > MEMBERS:
-            kept = np.sort(np.argpartition(hashes, MEMBERS)[:MEMBERS])
-        self._hashes = hashes[kept]
-        self._limits = limits(batch, self._output.per_member, first).take(arrow(kept))
-        self._weights = weights(batch, self._output.weight, first).take(arrow(kept))
-        return batch.take(arrow(kept))
-
-    def add(self, kernel: Kernel, members: slice) -> None:
-        count, quotas = members.stop - members.start, len(self._source.quota_ids)
-        both = np.zeros((2, count, quotas), dtype=bool)
-        for block in kernel.plan.blocks:
-            for plane, rows in zip(both, split(kernel, block), strict=True):
-                bits = np.unpackbits(rows.view(np.uint8), axis=1, count=count, bitorder="little")
-                plane[:, block.quotas] = bits.T
-        self._draw(both, members)
-
-    def add_candidates(self, batch: Any, first: int) -> None:
-        batch = self.begin(batch, first)
-        member, place, is_certain = Places(self._source.quota_ids).pairs(batch.column(1), batch.column(2))
-        both = np.zeros((2, len(batch), len(self._source.quota_ids)), dtype=bool)
-        both[np.where(is_certain, 0, 1), member, place] = True
-        if len(batch):
-            self._draw(both, slice(0, len(batch)))
-
-    def _draw(self, both: NDArray[np.bool_], members: slice) -> None:
-        """Add members, given the quotas that each fits, certainly and possibly."""
-        count = members.stop - members.start
-        certain, possible = ([each.tobytes() for each in np.packbits(plane, axis=1)] for plane in both)
-        priorities = (self._hashes[members] ^ MIDDLE).view(np.int64)
-        columns = [arrow(priorities), pa.array(certain, pa.binary()), pa.array(possible, pa.binary())]
-        columns += [each.slice(members.start, count) for each in (self._limits, self._weights)]
-        columns.append(arrow(np.zeros(count, dtype=np.int64)))
-        columns.append(arrow(np.full(count, _digest_of(self._source), dtype=np.int64)))
-        self._drawn.append(pa.record_batch(columns, schema=self._output.schema))
-        if len(self._drawn) > 1:
-            self._drawn = self._merged().to_batches()
-        if sum(map(len, self._drawn)) == MEMBERS:
-            last = max(batch.column(0).to_numpy().max() for batch in self._drawn)
-            self._limit = np.array([last], dtype=np.int64).view(np.uint64)[0] ^ MIDDLE
-
-    def _merged(self) -> Any:
-        table = pa.Table.from_batches(self._drawn, schema=self._output.schema)
-        return self._output.merged(table, self._source).combine_chunks()
-
-    def end(self) -> Any:
-        table = self._merged()
-        counts = np.zeros(len(table), dtype=np.int64)
-        counts[:1] = self._count
-        (batch,) = table.set_column(_COUNT, "members", arrow(counts)).cast(
-            self._output.schema
-        ).to_batches() or [pa.RecordBatch.from_pylist([], schema=self._output.schema)]
-        return batch
-
-
-def _digest_of(source: CompactInventory) -> int:
-    digest = blake2b(source.quota_ids.tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 def prices_of(source: CompactInventory, sample: Any, possible: float, depth: float) -> Prices:
@@ -387,3 +349,32 @@ class _Demand:
             np.bincount(taken, minlength=len(surveys)),
             np.bincount(surveys[taken], minlength=len(self._market.survey_rooms)),
         )
+
+
+def best_first(member: NDArray[np.intp], gains: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the order of pairs by member, as `by_member`, and those of each member by gain, the most first."""
+    # A sort that is not stable is seven times as fast, and hardly any gains are equal.
+    order = np.argsort(-gains)
+    if (gains[order[1:]] == gains[order[:-1]]).any():
+        order = np.argsort(-gains, kind="stable")
+    return order[by_member(member[order])]
+
+
+def numbered(member: NDArray[np.intp], survey: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return a number for each pair, from 0 on: the same for pairs of the same member and survey."""
+    order = np.lexsort((survey.astype(np.min_scalar_type(survey.max(initial=0))), member.astype(np.uint16)))
+    member, survey = member[order], survey[order]
+    is_new = (member[1:] != member[:-1]) | (survey[1:] != survey[:-1])
+    numbers = np.empty(len(order), dtype=np.intp)
+    numbers[order[:1]] = 0
+    numbers[order[1:]] = np.cumsum(is_new)
+    return numbers
+
+
+def first_of_each(pairs: NDArray[np.intp], numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the pairs that come before all others of the same number."""
+    first = np.empty(numbers.max(initial=-1) + 1, dtype=np.intp)
+    # Of several values for a place, the last one stays: begin at the end.
+    first[numbers[pairs[::-1]]] = pairs[::-1]
+    is_first: NDArray[np.bool_] = first[numbers[pairs]] == pairs
+    return pairs[is_first]

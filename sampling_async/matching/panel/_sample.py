@@ -1,4 +1,4 @@
-"""The output `Sample`: some members of each quota, drawn at random."""
+"""The outputs that draw members by hashes: `Sample`, and the sample from which prices are derived."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from attrs import field, frozen
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import is_whole, whole_of_31_bits
 from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import count_of, known_rows, places_within, split
-from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
+from sampling_async.matching.panel._columns import (
+    INVITES_LEFT,
+    MEMBER_CODE,
+    columns_read,
+    limits,
+    member_codes,
+    weights,
+)
 from sampling_async.matching.panel._kernel import members_in
+from sampling_async.matching.panel._top_k import Collector, count_of, known_rows, pairs_of, places_within, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
     from attrs import Attribute
     from numpy.typing import NDArray
 
-    from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._kernel import Kernel
     from sampling_async.matching.panel._plan import CompactInventory
 
@@ -139,7 +145,7 @@ class _Drawn:
         self.codes[quotas] = np.take_along_axis(all_codes, order, axis=1)
 
 
-class _WheelDraw:
+class _WheelDraw(Collector):
     """Draws members by a hash of the member code, turned by a hash of the quota ID, as on a wheel.
 
     The priority of a member is the sum of both hashes modulo 2**64. Members sorted by their own hash are
@@ -234,10 +240,7 @@ class _WheelDraw:
             self._table(drawn, is_certain=is_certain)
             for drawn, is_certain in ((self._certain, True), (self._others, False))
         ]
-        (batch,) = self._output.merged(
-            pa.concat_tables(tables), self._source
-        ).combine_chunks().to_batches() or [pa.record_batch([[], [], [], []], schema=self._output.schema)]
-        return batch
+        return _one_batch(self._output.merged(pa.concat_tables(tables), self._source))
 
     def _table(self, drawn: _Drawn, *, is_certain: bool) -> Any:
         quota, place = np.nonzero(drawn.priorities != _LAST)
@@ -248,3 +251,137 @@ class _WheelDraw:
             arrow((drawn.priorities[quota, place] ^ MIDDLE).view(np.int64)),
         ]
         return pa.table(columns, schema=self._output.schema)
+
+
+MEMBERS: Final = 2_048
+"""Members in the sample."""
+
+_COUNT: Final = 5  # the place of the column "members"
+
+
+@frozen
+class PriceSample:
+    """An output: a sample of the members, each with all quotas that fit, from which prices are derived.
+
+    The members with the lowest hashes of their codes are drawn, however the panel is divided.
+    """
+
+    per_member: int
+    weight: str | None
+    seed: int
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the output. The first row of a part has the number of its members."""
+        return pa.schema(
+            [
+                ("priority", pa.int64()),
+                ("certain", pa.binary()),
+                ("possible", pa.binary()),
+                (INVITES_LEFT, pa.int64()),
+                ("weight", pa.float64()),
+                ("members", pa.int64()),
+                ("quotas", pa.int64()),  # a digest of their IDs, whose places are those of the bits
+            ]
+        )
+
+    @property
+    def columns(self) -> frozenset[str]:
+        return columns_read(self.weight)
+
+    def collector(self, source: CompactInventory) -> Collector:
+        return _SampleDraw(self, source)
+
+    def of_candidates(self, batches: Iterable[Any], source: CompactInventory) -> Any:
+        drawing, first = _SampleDraw(self, source), 0
+        for batch in batches:
+            drawing.add_candidates(batch, first)
+            first += len(batch)
+        return pa.Table.from_batches([drawing.end()])
+
+    def merged(self, table: Any, source: CompactInventory) -> Any:
+        if not len(table):
+            return table
+        if (table.column("quotas").to_numpy() != _digest_of(source)).any():
+            raise InvalidRequestError(
+                "these parts were made for other quotas than this matcher has; all parts must be of one "
+                "PanelMatcher, made when no quota had closed that it does not know of"
+            )
+        priorities = table.column("priority").to_numpy()
+        kept = np.argsort(priorities, kind="stable")[:MEMBERS]
+        counts = np.zeros(len(kept), dtype=np.int64)
+        counts[0] = table.column("members").to_numpy().sum()
+        return table.take(arrow(kept)).set_column(_COUNT, "members", arrow(counts))
+
+
+class _SampleDraw(Collector):
+    def __init__(self, output: PriceSample, source: CompactInventory) -> None:
+        self._output, self._source = output, source
+        self._count = 0
+        self._limit = _LAST
+        self._hashes = np.zeros(0, dtype=np.uint64)
+        self._drawn: list[Any] = []
+
+    def begin(self, batch: Any, first: int) -> Any:
+        hashes = hashed(member_codes(batch, first).to_pylist(), self._output.seed)
+        self._count += len(hashes)
+        kept = np.flatnonzero(hashes < self._limit)
+        if len(kept) > MEMBERS:
+            kept = np.sort(np.argpartition(hashes, MEMBERS)[:MEMBERS])
+        self._hashes = hashes[kept]
+        self._limits = limits(batch, self._output.per_member, first).take(arrow(kept))
+        self._weights = weights(batch, self._output.weight, first).take(arrow(kept))
+        return batch.take(arrow(kept))
+
+    def add(self, kernel: Kernel, members: slice) -> None:
+        count, quotas = members.stop - members.start, len(self._source.quota_ids)
+        both = np.zeros((2, count, quotas), dtype=bool)
+        for block in kernel.plan.blocks:
+            for plane, rows in zip(both, split(kernel, block), strict=True):
+                bits = np.unpackbits(rows.view(np.uint8), axis=1, count=count, bitorder="little")
+                plane[:, block.quotas] = bits.T
+        self._draw(both, members)
+
+    def add_candidates(self, batch: Any, first: int) -> None:
+        batch = self.begin(batch, first)
+        member, place, is_certain = pairs_of(batch.column(1), batch.column(2), self._source)
+        both = np.zeros((2, len(batch), len(self._source.quota_ids)), dtype=bool)
+        both[np.where(is_certain, 0, 1), member, place] = True
+        if len(batch):
+            self._draw(both, slice(0, len(batch)))
+
+    def _draw(self, both: NDArray[np.bool_], members: slice) -> None:
+        """Add members, given the quotas that each fits, certainly and possibly."""
+        count = members.stop - members.start
+        certain, possible = ([each.tobytes() for each in np.packbits(plane, axis=1)] for plane in both)
+        priorities = (self._hashes[members] ^ MIDDLE).view(np.int64)
+        columns = [arrow(priorities), pa.array(certain, pa.binary()), pa.array(possible, pa.binary())]
+        columns += [each.slice(members.start, count) for each in (self._limits, self._weights)]
+        columns.append(arrow(np.zeros(count, dtype=np.int64)))
+        columns.append(arrow(np.full(count, _digest_of(self._source), dtype=np.int64)))
+        self._drawn.append(pa.record_batch(columns, schema=self._output.schema))
+        if len(self._drawn) > 1:
+            self._drawn = self._merged().to_batches()
+        if sum(map(len, self._drawn)) == MEMBERS:
+            last = max(batch.column(0).to_numpy().max() for batch in self._drawn)
+            self._limit = np.array([last], dtype=np.int64).view(np.uint64)[0] ^ MIDDLE
+
+    def _merged(self) -> Any:
+        table = pa.Table.from_batches(self._drawn, schema=self._output.schema)
+        return self._output.merged(table, self._source).combine_chunks()
+
+    def end(self) -> Any:
+        table = self._merged()
+        counts = np.zeros(len(table), dtype=np.int64)
+        counts[:1] = self._count
+        return _one_batch(table.set_column(_COUNT, "members", arrow(counts)).cast(self._output.schema))
+
+
+def _one_batch(table: Any) -> Any:
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
+def _digest_of(source: CompactInventory) -> int:
+    digest = blake2b(source.quota_ids.tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

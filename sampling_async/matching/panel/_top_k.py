@@ -1,26 +1,128 @@
-"""The outputs `Counts` and `TopK`: how many members match each quota, and the best quotas of each member."""
+"""The outputs `Counts` and `TopK`: how many members match each quota, and the best quotas of each member.
+
+And what the outputs have in common.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from attrs import field, frozen
 
 from sampling_async._contract.checks import whole_of_31_bits
-from sampling_async.matching.panel._arrow import arrow, pa
-from sampling_async.matching.panel._collectors import by_member, count_of, known_rows, split
+from sampling_async.matching.panel._arrow import arrow, integers, lists_of, pa, pc
 from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
 from sampling_async.matching.panel._kernel import members_in, packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from sampling_async.matching.panel._collectors import Collector
     from sampling_async.matching.panel._kernel import Kernel
-    from sampling_async.matching.panel._plan import CompactInventory
+    from sampling_async.matching.panel._plan import Block, CompactInventory
+
+_NOTHING: Final = np.zeros(0, dtype=np.intp)
+
+
+class Collector(ABC):
+    """Builds an output from the rows of one chunk of members after the other."""
+
+    def begin(self, batch: Any, first: int) -> Any:  # noqa: ARG002
+        """Begin a batch whose first member has this place in the panel; return the batch, perhaps reordered."""
+        return batch
+
+    @abstractmethod
+    def add(self, kernel: Kernel, members: slice) -> Any | None:
+        """Add the rows of some members of the batch; return a record batch if one is ready."""
+
+    def end(self) -> Any | None:
+        """Return the rest of the output as a record batch, if there is a rest."""
+        return None
+
+
+def count_of(rows: NDArray[np.uint64]) -> NDArray[np.int64]:
+    count: NDArray[np.int64] = np.bitwise_count(rows).sum(axis=1, dtype=np.int64)
+    return count
+
+
+def split(kernel: Kernel, block: Block) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the members who certainly match the quotas of a block, and the others who may match them."""
+    # The kernel returns certain rows for the unsure quotas only; for all others, both rows are the same.
+    possible, some_certain = kernel.block(block)
+    certain = possible.copy()
+    certain[block.unsure] = some_certain
+    # `certain` is a subset of `possible`, so that "exclusive or" is the difference.
+    return certain, possible ^ certain
+
+
+def pairs_of(
+    lists: Any, certain: Any, source: CompactInventory
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the member, the place of the quota, and whether it is certain, of each pair.
+
+    A list has first the certain quotas; `certain` says how many. Unknown quotas are left out.
+    """
+    member = np.repeat(np.arange(len(lists)), np.diff(lists.offsets.to_numpy()))
+    is_certain = places_within(member) < certain.to_numpy()[member]
+    place = _places_of(lists.flatten().to_numpy(), source)
+    known = place >= 0
+    if known.all():
+        return member, place, is_certain
+    return member[known], place[known], is_certain[known]
+
+
+def _places_of(quota_ids: NDArray[np.int64], source: CompactInventory) -> NDArray[np.intp]:
+    """Return the places of quotas, -1 for unknown ones."""
+    found = pc.index_in(arrow(quota_ids), value_set=arrow(source.quota_ids))
+    return integers(found.fill_null(-1))[0].astype(np.intp)
+
+
+def places_within(groups: NDArray[np.integer]) -> NDArray[np.intp]:
+    """Return the place of each item in its group, whose items stand together: [7, 7, 4] gives [0, 1, 0]."""
+    if not len(groups):
+        return np.zeros(0, dtype=np.intp)
+    starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
+    return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
+
+
+def by_member(member: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the order of pairs by their members: fewer than 65,536, in a chunk, a group and a sample."""
+    # numpy sorts numbers of 16 bits by radix, seven times as fast as longer ones.
+    return np.argsort(member.astype(np.uint16), kind="stable")
+
+
+Pairs: TypeAlias = "tuple[NDArray[np.intp], NDArray[np.intp]]"
+"""Quotas, and the member of each."""
+
+
+def best_of(
+    found: Sequence[Pairs], had: NDArray[np.int64], most: int
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Return the first quotas of each member, member by member, and how many of them each has.
+
+    `had` says how many pairs each member has in `found`.
+    """
+    quota = np.concatenate([_NOTHING, *(quota for quota, _ in found)])
+    member = np.concatenate([_NOTHING, *(member for _, member in found)])
+    # A stable sort by member keeps the order of each member's pairs.
+    quota = quota[by_member(member)]
+    # With `had` = [3, 0, 2] and two at most: the members begin at 0, 3, 3, and the positions in a member are
+    # 0 1 2 0 1, of which the third is dropped.
+    kept = np.arange(len(quota)) - np.repeat(np.cumsum(had) - had, had) < most
+    return quota[kept], np.minimum(had, most)
+
+
+def known_rows(table: Any, source: CompactInventory) -> tuple[Any, NDArray[np.intp]]:
+    """Return the rows of a table about quotas of a source, and the places of these quotas.
+
+    Parts may know others: of a matcher from before a quota closed, for example.
+    """
+    places = _places_of(table.column("quota_id").to_numpy(), source)
+    known = np.flatnonzero(places >= 0)
+    return (table, places) if len(known) == len(places) else (table.take(arrow(known)), places[known])
 
 
 @frozen
@@ -60,14 +162,11 @@ def _counts(source: CompactInventory, certain: NDArray[np.int64], possible: NDAr
     return pa.record_batch([arrow(column) for column in columns], names=_COUNTS)
 
 
-class _Counting:
+class _Counting(Collector):
     def __init__(self, source: CompactInventory) -> None:
         self._source = source
         self._may = np.zeros(len(source.quota_ids), dtype=np.int64)
         self._not_certain = np.zeros(len(source.quota_ids), dtype=np.int64)
-
-    def begin(self, batch: Any, first: int) -> Any:  # noqa: ARG002
-        return batch
 
     def add(self, kernel: Kernel, members: slice) -> None:  # noqa: ARG002
         for block in kernel.plan.blocks:
@@ -82,9 +181,6 @@ class _Counting:
     def end(self) -> Any:
         return _counts(self._source, self._may - self._not_certain, self._not_certain)
 
-
-Pairs: TypeAlias = "tuple[NDArray[np.intp], NDArray[np.intp]]"
-"""Quotas, and the member of each."""
 
 _WORD: Final = 64
 _LAST: Final = np.iinfo(np.uint64).max
@@ -121,7 +217,7 @@ class TopK:
         return table
 
 
-class _Choosing:
+class _Choosing(Collector):
     def __init__(self, output: TopK, source: CompactInventory) -> None:
         self._output = output
         self._quota_ids = source.quota_ids
@@ -144,7 +240,7 @@ class _Choosing:
         had = np.zeros(count, dtype=np.int64)
         certain = had
         # The certain quotas of all blocks first, best rank first, then the possible ones. `had` counts each
-        # member's quotas: it may exceed `n` within a block, and `_batch` cuts it.
+        # member's quotas: it may exceed `n` within a block, and `best_of` cuts it.
         for are_certain in (True, False):
             for block in kernel.plan.blocks:
                 if not has_room.any():
@@ -158,7 +254,10 @@ class _Choosing:
                 has_room = packed((had < n)[None])[0]
             if are_certain:
                 certain = np.minimum(had, n)
-        return self._batch(members, chosen, had, certain)
+        quota, counts = best_of(chosen, had, n)
+        lists = lists_of(arrow(self._quota_ids[quota]), counts)
+        codes = self._codes.slice(members.start, count)
+        return pa.record_batch([codes, lists, arrow(certain.astype(np.int32))], schema=self._output.schema)
 
     def _leave_out_taken(self, quotas: NDArray[np.intp], rows: NDArray[np.uint64]) -> None:
         """Remove from each row, in place, the members who have a quota of the same survey already."""
@@ -167,26 +266,6 @@ class _Choosing:
                 rows[at] &= self._untaken[survey]
                 # The row is a subset of `_untaken` now, so that "exclusive or" removes its members.
                 self._untaken[survey] ^= rows[at]
-
-    def _batch(
-        self, members: slice, chosen: list[Pairs], had: NDArray[np.int64], certain: NDArray[np.int64]
-    ) -> Any:
-        n = self._output.n
-        quota = np.concatenate([quota for quota, _ in chosen]) if chosen else np.zeros(0, dtype=np.intp)
-        member = np.concatenate([member for _, member in chosen]) if chosen else quota
-        # The pairs are in the order of rank; a stable sort by member keeps that order for each member.
-        quota = quota[by_member(member)]
-        # Keep the first `n` of each member. With `had` = [3, 0, 2] and n = 2: the members begin at 0, 3, 3, the
-        # positions in a member are 0 1 2 0 1, of which the third is dropped, and `ends` is [0, 2, 2, 4].
-        starts = np.cumsum(had) - had
-        kept = np.arange(len(quota)) - np.repeat(starts, had) < n
-        ends = np.concatenate([[0], np.cumsum(np.minimum(had, n))]).astype(np.int32)
-        quota_ids = pa.ListArray.from_arrays(arrow(ends), arrow(self._quota_ids[quota[kept]]))
-        codes = self._codes.slice(members.start, members.stop - members.start)
-        return pa.record_batch([codes, quota_ids, arrow(certain.astype(np.int32))], schema=self._output.schema)
-
-    def end(self) -> None:
-        return None
 
 
 def ranked_pairs(
@@ -215,3 +294,27 @@ def _members_in(rows: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.
     word, bit = members_in(rows.reshape(-1))
     row, in_row = np.divmod(word, rows.shape[1])
     return row, in_row * _WORD + bit
+
+
+class FlatPairs(NamedTuple):
+    """The pairs of an output with the columns of `TopK`, member by member."""
+
+    members: NDArray[np.intp]  # the rows of the members that have any
+    counts: NDArray[np.intp]  # how many each of these has
+    quota_ids: NDArray[np.int64]
+    ranks: NDArray[np.intp]  # the place of each pair in its list
+    is_certain: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, batch: Any) -> FlatPairs:
+        lists, certain = batch.column(1), batch.column(2).to_numpy()
+        counts = np.diff(lists.offsets.to_numpy())
+        some = np.flatnonzero(counts)
+        member = np.repeat(some, counts[some])
+        ranks = places_within(member)
+        return cls(some, counts[some], lists.flatten().to_numpy(), ranks, ranks < certain[member])
+
+    def repeated(self, of_members: Sequence[int]) -> list[int]:
+        """Return for each pair what its member has."""
+        repeated: list[int] = np.repeat(of_members, self.counts).tolist()
+        return repeated

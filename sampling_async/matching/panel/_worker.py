@@ -115,12 +115,7 @@ class Worker:
         return self._process.is_alive()
 
     def join(self, size: int, workers: int) -> None:
-        """Make the worker take part in a run.
-
-        Args:
-            size: The bytes of a piece.
-            workers: How many workers take part.
-        """
+        """Make the worker take part in a run of so many workers, whose pieces have up to `size` bytes."""
         self.is_free = False
         # If a day has passed since the last run, a cleanup of temporary files may have removed the folder.
         if self._folder is None or size > self._size or self._is_incomplete(self._folder):

@@ -83,6 +83,17 @@ class Workers:
     def _matched(
         self, match: Matches, pieces: Iterator[Piece], planned: Callable[[Any], object]
     ) -> Iterator[tuple[bool, Any]]:
+        """Yield the output of a panel as record batches, in the order of its pieces, for `PanelMatcher.run`.
+
+        Args:
+            match: A method that makes record batches from pieces. Its object is pickled, with the plan.
+            pieces: The panel; if there are few pieces, this process matches them alone.
+            planned: Returns the plan that the object of `match` has for batches like the given one. It is
+                called while the other processes start.
+
+        Returns:
+            For each record batch, whether it came after all pieces and must be merged; and the batch.
+        """
         # Read some pieces to see whether the panel is large enough, and match here if it is not.
         worth = max(self.count, _WORTH)
         begun = list(islice(pieces, worth)) if self.count > 1 else []
@@ -114,11 +125,7 @@ class Workers:
 
     @contextmanager
     def _taking_part(self, size: int) -> Generator[Sequence[Worker]]:
-        """Make processes take part in a run; at its end, stop those that are not free or not kept.
-
-        Args:
-            size: The bytes of a piece.
-        """
+        """Make processes take part in a run with pieces of `size` bytes; stop those not free, or not kept."""
         crew: list[Worker] = []
         try:
             for _ in range(self.count - 1):
@@ -149,32 +156,10 @@ class Workers:
         return self._is_open and len(self._idle) < self.count - 1
 
 
-def matched_by(
-    workers: Workers, match: Matches, pieces: Iterator[Piece], planned: Callable[[Any], object]
-) -> Iterator[tuple[bool, Any]]:
-    """Yield the output of a panel as record batches, in the order of its pieces, for `PanelMatcher.run`.
-
-    Args:
-        workers: The processes that match.
-        match: A method that makes record batches from pieces. Its object is pickled, with the plan.
-        pieces: The panel; if there are few pieces, this process matches them alone.
-        planned: Returns the plan that the object of `match` has for batches like the given one. It is called
-            while the other processes start.
-
-    Returns:
-        For each record batch, whether it came after all pieces and must be merged with others; and the batch.
-    """
-    return workers._matched(match, pieces, planned)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-
 def halved_at_the_end(pieces: Iterable[Piece], last: int) -> Iterator[Piece]:
-    """Yield pieces, the last ones in halves, so that all processes end at about the same time.
+    """Yield pieces, the `last` ones in halves, so that all processes end at about the same time.
 
     Smaller parts cost more for a member, and the last pieces of a stream are kept in memory until its end.
-
-    Args:
-        pieces: The pieces.
-        last: How many are cut.
     """
     held: deque[Piece] = deque()
     for piece in pieces:
@@ -205,11 +190,9 @@ class _Distribution:
         self._mine = self._after_all
 
     def matched(self, match: Matches, waits: Callable[[], bool]) -> Iterator[tuple[bool, Any]]:
-        """Yield the output of all pieces; see `matched_by`.
+        """Yield the output of all pieces; see `Workers._matched`.
 
-        Args:
-            match: Makes record batches from pieces.
-            waits: Whether to wait for processes that started too late, to keep them for the next run.
+        `waits` says whether to wait for processes that started too late, to keep them for the next run.
         """
         for batch in match(self._own()):
             self._mine.append(batch)
@@ -248,8 +231,7 @@ class _Distribution:
     def _receive_messages(self, seconds: float | None) -> None:
         """Receive all messages of the workers, and give them as many pieces as they can take.
 
-        Args:
-            seconds: How long to wait for a message; None waits until there is one.
+        Wait `seconds` for the first message, or with None until there is one.
         """
         while connections := wait(list(self._busy), seconds):
             for connection in connections:
