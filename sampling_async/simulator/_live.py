@@ -50,11 +50,12 @@ class LiveSurvey:
 
 
 class LiveQuota:
-    __slots__ = ("_targets", "completes", "is_live", "quota", "remaining", "survey")
+    __slots__ = ("_targets", "completes", "is_live", "position", "quota", "remaining", "survey")
 
     def __init__(self, quota: Quota, survey: LiveSurvey) -> None:
         self.quota = quota
         self.survey = survey
+        self.position = 0
         self.is_live = True
         self.remaining = quota.estimated_completes_remaining
         self.completes = [[part.current_completes for part in layer.sub_quotas] for layer in quota.layers]
@@ -111,6 +112,8 @@ class LiveInventory:
         self._bodies: dict[bool, bytes] = {}
         self._quotas: dict[int, LiveQuota] = {}
         for quota in (quota for survey in self.surveys for quota in survey.quotas):
+            # `MemberState` keeps one byte for every quota, at this position.
+            quota.position = len(self._quotas)
             if self._quotas.setdefault(quota.quota.quota_id, quota) is not quota:
                 raise ValueError(f"quota ID {quota.quota.quota_id} occurs twice; IDs must be unique")
 

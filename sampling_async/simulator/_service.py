@@ -21,7 +21,6 @@ Every invite counts as a complete at once, so quotas and sub-quotas fill as invi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from random import Random
 from threading import Lock
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from sampling_async import Survey
     from sampling_async.simulator._ledger import Ledger
     from sampling_async.simulator._live import LiveInventory, LiveQuota, LiveSurvey
+    from sampling_async.simulator._members import Fit
     from sampling_async.simulator._outbox import Outbox
 
 RECONTACT_SHARE: Final = 0.3
@@ -55,17 +55,38 @@ class SimulatedPanel:
     members: Mapping[str, SimulatedMember] = field(repr=lambda members: f"<{len(members)} members>")
 
 
-class PanelState:
-    """A panel inside the service: its recontact lists, and the surveys that its members have an invite of."""
+@define(eq=False)
+class MemberState:
+    """The service's state of a member: the surveys with an invite, and the quotas that the member fits."""
 
-    def __init__(self, panel: SimulatedPanel, *, recontacts: Iterable[int], seed: int | str) -> None:
+    member: SimulatedMember
+    # The result codes that do not depend on the counts: a byte for each quota; 0 is not known yet.
+    settled: bytearray
+    taken: set[LiveSurvey] = field(factory=set["LiveSurvey"])
+    fits: dict[int, tuple[Fit, ...]] = field(factory=dict[int, "tuple[Fit, ...]"])
+
+
+class PanelState:
+    """A panel inside the service: the states of its members and its recontact lists."""
+
+    def __init__(
+        self, panel: SimulatedPanel, *, quotas: int, recontacts: Iterable[int], seed: int | str
+    ) -> None:
         self.panel = panel
-        self.taken: defaultdict[str, set[LiveSurvey]] = defaultdict(set)  # by member code
+        self._quotas = quotas
+        self._states: dict[str, MemberState] = {}
         self.recontact_codes: dict[int, tuple[str, ...]] = {}  # by quota ID, sorted by code point
         self._wanted: dict[int, frozenset[str]] = {}
         for quota_id in recontacts:
             random = Random(f"{seed}/recontact/{panel.panel_guid}/{quota_id}")  # noqa: S311  no secret
             self.set_recontact(quota_id, (c for c in panel.members if random.random() < RECONTACT_SHARE))
+
+    def state(self, member_code: str) -> MemberState | None:
+        state = self._states.get(member_code)
+        if state is None and member_code in self.panel.members:
+            settled = bytearray(self._quotas)
+            state = self._states[member_code] = MemberState(self.panel.members[member_code], settled)
+        return state
 
     def is_wanted(self, quota_id: int, member_code: str) -> bool:
         return member_code in self._wanted.get(quota_id, ())
@@ -73,6 +94,10 @@ class PanelState:
     def set_recontact(self, quota_id: int, member_codes: Iterable[str]) -> None:
         self._wanted[quota_id] = frozenset(member_codes)
         self.recontact_codes[quota_id] = tuple(sorted(self._wanted[quota_id]))
+        # Stored result codes may depend on the old list.
+        for state in self._states.values():
+            state.settled = bytearray(self._quotas)
+            state.fits.clear()
 
 
 def new_panel(
@@ -231,20 +256,20 @@ class Service:
             return refusal(ResultCode.PANEL_INVALID_ES_REQUEST)
         if not quota_ids:
             return refusal(ResultCode.NO_QUOTA_ID)
-        member = panel.panel.members.get(call.member_code or "")
-        if member is None:
+        state = panel.state(call.member_code or "")
+        if state is None:
             nobody = ResultCode.NO_MEMBER_FOUND
             return ServiceResponse([BulkItem(id_, call.refusal(id_) or nobody) for id_ in quota_ids])
-        return ServiceResponse([self._invite(panel, member, quota_id, call) for quota_id in quota_ids])
+        return ServiceResponse([self._invite(panel, state, quota_id, call) for quota_id in quota_ids])
 
     def _generate_invite(self, panel: PanelState, call: ServiceCall) -> ServiceResponse:
-        member = panel.panel.members.get(call.member_code or "")
+        state = panel.state(call.member_code or "")
         if not call.quota_ids:
             code, invite = ResultCode.NO_QUOTA_ID, None
-        elif member is None:
+        elif state is None:
             code, invite = ResultCode.NO_MEMBER_FOUND, None
         else:
-            _, code, invite = self._invite(panel, member, call.quota_ids[0], call)
+            _, code, invite = self._invite(panel, state, call.quota_ids[0], call)
         if invite is not None:
             return ServiceResponse(invite)
         # The body is JSON as everywhere; only this endpoint labels it application/plaintext.
@@ -270,60 +295,68 @@ class Service:
     def code(self, panel: PanelState, member_code: str, quota_id: int) -> int:
         """Return the result code that a request would get now, without making an invite."""
         with self.lock:
-            member = panel.panel.members.get(member_code)
+            state = panel.state(member_code)
             quota = self._inventory.get(quota_id)
-            if member is None:
+            if state is None:
                 return ResultCode.NO_MEMBER_FOUND
-            return ResultCode.NO_QUOTA_ID if quota is None else _judged(panel, member, quota)[0]
+            return ResultCode.NO_QUOTA_ID if quota is None else self._code(panel, state, quota)
 
-    def _invite(self, panel: PanelState, member: SimulatedMember, quota_id: int, call: ServiceCall) -> BulkItem:
+    def _code(self, panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
+        if not quota.is_live:
+            return ResultCode.QUOTA_NOT_LIVE
+        if quota.is_full:
+            return ResultCode.QUOTA_FULL
+        if quota.survey in state.taken:
+            return ResultCode.SURVEY_TAKEN
+        # 0 means that the code has not been computed yet.
+        code = state.settled[quota.position] or _settle(panel, state, quota)
+        if code == ResultCode.SUCCESS and quota.places(state.fits[quota.position]) is None:
+            return ResultCode.SUB_QUOTA_FULL
+        return code
+
+    def _invite(self, panel: PanelState, state: MemberState, quota_id: int, call: ServiceCall) -> BulkItem:
         refused = call.refusal(quota_id) if call.refused else None
         if refused is not None:
             return BulkItem(quota_id, refused)
         quota = self._inventory.get(quota_id)
         if quota is None:
             return BulkItem(quota_id, ResultCode.NO_QUOTA_ID)
-        code, places = _judged(panel, member, quota)
+        code = self._code(panel, state, quota)
         if code != ResultCode.SUCCESS:
             return BulkItem(quota_id, code)
-        quota.take(places)
+        # `places` is not None here: `_code` has just returned SUCCESS, and the lock is still held.
+        quota.take(quota.places(state.fits[quota.position]) or ())
         self._inventory.moved(quota)
-        panel.taken[member.member_code].add(quota.survey)
+        state.taken.add(quota.survey)
         url = self._ledger.record_invite(
             quota,
             panel_guid=panel.panel.panel_guid,
-            member_code=member.member_code,
+            member_code=state.member.member_code,
             endpoint=call.endpoint,
             request_number=call.request_number,
         )
-        self._outbox.invited(quota, member.member_code, url)
+        self._outbox.invited(quota, state.member.member_code, url)
         self._outbox.moved(quota.survey)
         return BulkItem(quota_id, ResultCode.SUCCESS, _invite_to(quota.survey.survey, quota_id, url))
 
 
-def _judged(panel: PanelState, member: SimulatedMember, quota: LiveQuota) -> tuple[int, list[int]]:
-    """Return the result code for a member, and if it is SUCCESS, the sub-quota that it takes in each layer."""
-    survey = quota.survey.survey
-    places: list[int] | None = []
-    if not quota.is_live:
-        code = ResultCode.QUOTA_NOT_LIVE
-    elif quota.is_full:
-        code = ResultCode.QUOTA_FULL
-    elif quota.survey in panel.taken.get(member.member_code, ()):
-        code = ResultCode.SURVEY_TAKEN
-    elif member.device_type_id not in survey.device_type_ids:
+def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
+    """Compute the result code that does not depend on the counts, and store it."""
+    member, survey = state.member, quota.survey.survey
+    fits = fits_of(quota.targets, member.profile)
+    if member.device_type_id not in survey.device_type_ids:
         code = ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY
     elif survey.is_survey_recontact and not panel.is_wanted(quota.quota.quota_id, member.member_code):
         code = ResultCode.NO_RECONTACT_GID
     elif any(each.excludes(past) for each in survey.survey_wave_exclusions for past in member.participations):
         code = ResultCode.EXCLUDED_SURVEY_TAKEN
-    elif (fits := fits_of(quota.targets, member.profile)) is None:
+    elif fits is None:
         code = ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA
-    elif (places := quota.places(fits)) is None:
-        code = ResultCode.SUB_QUOTA_FULL
     else:
         code = ResultCode.SUCCESS
-    return code, places or []
+        state.fits[quota.position] = fits
+    state.settled[quota.position] = code
+    return code
 
 
 def _invite_to(survey: Survey, quota_id: int, url: str) -> Invite:

@@ -176,7 +176,7 @@ class Simulator:
             seed = f"{self._seed}/{number}"
             members = generate_members(seed, members=members, inventory=self._inventory, first=first)
         panel = new_panel(self._seed, number, members, api_key)
-        state = PanelState(panel, recontacts=self.recontact_quota_ids, seed=self._seed)
+        state = PanelState(panel, quotas=len(self._live), recontacts=self.recontact_quota_ids, seed=self._seed)
         self.ledger.know_panel(panel.panel_guid)
         self._service.register(state)
         return panel
