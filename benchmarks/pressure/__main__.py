@@ -20,7 +20,7 @@ HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent.parent
 sys.path[0] = str(HERE.parent)  # there, the modules of this folder are a package
 
-from scoreboard.board import Row, Run, header, shown  # noqa: E402
+from scoreboard.board import Run, header, told  # noqa: E402
 
 from pressure import goals, page  # noqa: E402
 from pressure.runs import PARTS, measured  # noqa: E402
@@ -41,22 +41,15 @@ def main() -> int:
     results = measured(run, PARTS if options.only is None else (options.only,), options.jobs)
     rows = [*(goals.rows(results.cells) if results.cells else []), *results.router]
     for row in rows:
-        print(_told(row))
-    for peer in results.peers:
-        print(page.peer_line(peer))
+        print(told(row))
+    if results.peers:
+        print(*page.of_peers(results.peers), sep="\n")
     seconds = time.perf_counter() - started
     print(f"{seconds:.0f} s in all, {results.cpu:.0f} s of CPU")
     if not options.short and options.only is None:
         head = header(run, seconds, ROOT, LIBRARIES) | {"cpu": round(results.cpu)}
         page.write(options.output, head, rows, results)
     return 1 if any(row.met is False for row in rows) else 0
-
-
-def _told(row: Row) -> str:
-    verdict = {True: "met", False: "MISSED", None: ""}[row.met]
-    goal = f"  [{row.goal}]" if row.goal else ""
-    note = f"  ({row.note})" if row.note else ""
-    return f"{verdict:7}{row.name}: {shown(row.ours, row.unit)}{goal}{note}"
 
 
 if __name__ == "__main__":

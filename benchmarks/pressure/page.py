@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from scoreboard.board import shown
+from scoreboard.board import beginning, met, shown, table, written
 
 from pressure import goals
 
@@ -61,93 +61,81 @@ it ends: see the refused requests."""
 
 def write(folder: Path, head: dict[str, Any], rows: Sequence[Row], results: Results) -> None:
     """Write the page, the picture and the numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
     has_picture = find_spec("matplotlib") is not None
+    folder.mkdir(parents=True, exist_ok=True)
     if has_picture:
         from pressure.picture import draw  # noqa: PLC0415  matplotlib is optional
 
         draw([each for each in results.peers if not isinstance(each, str)], folder / PICTURE)
-    text = "\n".join(_lines(head, rows, results, has_picture=has_picture))
-    (folder / "pressure.md").write_text(f"{text}\n", encoding="utf-8")
     document = {
         "run": head,
         "figures": [asdict(row) for row in rows],
         "cells": [_numbers(seen) for seen in results.cells],
         "peers": [_numbers(seen) for seen in results.peers if not isinstance(seen, str)],
     }
-    (folder / "pressure.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    lines = _lines(head, rows, results, has_picture=has_picture)
+    written(folder, "pressure", lines, json.dumps(document, indent=1))
 
 
 def _lines(head: dict[str, Any], rows: Sequence[Row], results: Results, *, has_picture: bool) -> list[str]:
-    with_goal = [row for row in rows if row.met is not None]
-    libraries = ", ".join(f"{name} {number}" for name, number in head["libraries"].items())
-    lines = [
-        "# Under pressure",
-        "",
-        "Written by `python benchmarks/pressure`; every figure was measured in this run, in virtual time.",
-        "",
-        f"**{sum(bool(row.met) for row in with_goal)} of {len(with_goal)} goals met.**",
-        "",
-        f"- commit {head['commit']}, seed {head['seed']}, {len(results.cells)} cells",
-        f"- {head['date']}, {head['seconds']} s in all, {head['cpu']} s of CPU",
-        f"- Python {head['python']}; {libraries}",
-        f"- {head['machine']}",
-        "",
-        "| what | goal | measured | met | note |",
-        "|---|---:|---:|---:|---|",
-    ]
-    for row in rows:
-        met = {True: "yes", False: "**no**", None: ""}[row.met]
-        lines.append(f"| {row.name} | {row.goal} | {_number(row)} | {met} | {row.note} |")
+    more = (f"seed {head['seed']}", f"{len(results.cells)} cells", f"{head['cpu']} s of CPU")
+    lines = beginning("Under pressure", _WRITTEN, head, rows, *more)
+    cells = [(row.name, row.goal, _number(row), met(row), row.note) for row in rows]
+    lines += table(("what", "goal", "measured", "met", "note"), cells)
     if has_picture:
         lines += ["", f"![Answered and sent a second, in and after a storm]({PICTURE})", "", _CAPTION]
     lines += ["", "## The worst cells", "", ABOUT]
     overloaded = [seen for seen in results.cells if seen.cell.load >= 2]
     troubled = [seen for seen in results.cells if seen.recovered is not None]
-    lines += _table("Goodput at load 2 and 10", overloaded, lambda seen: seen.goodput)
-    lines += _table("Recovered latest", troubled, lambda seen: -goals.recovered(seen))
-    lines += _table("Most requests wasted", results.cells, lambda seen: -goals.wasted(seen))
-    lines += _table("Longest silence", results.cells, lambda seen: -goals.silent(seen))
     both = [seen for seen in results.cells if seen.progress is not None]
-    lines += _table("A click and a fan-out, the least of both", both, lambda seen: seen.progress or 0.0)
-    lines += ["", "## Beside other clients", "", ABOUT_PEERS, "", _HEAD_OF_PEERS, _RULE_OF_PEERS]
-    return [*lines, *(peer_line(each) for each in results.peers)]
+    lines += _worst("Goodput at load 2 and 10", overloaded, lambda seen: seen.goodput)
+    lines += _worst("Recovered latest", troubled, lambda seen: -goals.recovered(seen))
+    lines += _worst("Most requests wasted", results.cells, lambda seen: -goals.wasted(seen))
+    lines += _worst("Longest silence", results.cells, lambda seen: -goals.silent(seen))
+    lines += _worst("A click and a fan-out, the least of both", both, lambda seen: seen.progress or 0.0)
+    return [*lines, "", "## Beside other clients", "", ABOUT_PEERS, "", *of_peers(results.peers)]
 
 
+_WRITTEN: Final = (
+    "Written by `python benchmarks/pressure`; every figure was measured in this run, in virtual time."
+)
 _CAPTION: Final = (
     "Clicks of 2 s at half of what the service takes, beside a fan-out, and a storm of 429 from the fifth "
     "second to the ninth. Above, what is answered in time; below, what is sent: the storm refuses all of it."
 )
-_HEAD: Final = "| cell | goodput | recovered | wasted | silent | both move | refused |"
-_RULE: Final = "|---|---:|---:|---:|---:|---:|---:|"
-_HEAD_OF_PEERS: Final = "| cell | who | goodput | recovered | wasted | silent | both move | refused |"
-_RULE_OF_PEERS: Final = "|---|---|---:|---:|---:|---:|---:|---:|"
+_COLUMNS: Final = ("goodput", "recovered", "wasted", "silent", "both move", "refused")
 
 
-def _table(title: str, seen: Sequence[Seen], measure: Callable[[Seen], float]) -> list[str]:
+def _worst(title: str, seen: Sequence[Seen], measure: Callable[[Seen], float]) -> list[str]:
     worst = sorted(seen, key=measure)[:_WORST]
-    return ["", f"### {title}", "", _HEAD, _RULE, *(f"| {each.cell.name} | {_cells(each)} |" for each in worst)]
+    return [
+        "",
+        f"### {title}",
+        "",
+        *table(("cell", *_COLUMNS), [(each.cell.name, *_cells(each)) for each in worst]),
+    ]
 
 
-def peer_line(seen: Seen | str) -> str:
-    """Return a row of the table of clients."""
-    if isinstance(seen, str):
-        return f"| {seen} | | | | | | | |"
-    return f"| {seen.cell.name} | {seen.who} | {_cells(seen)} |"
+def of_peers(seen: Sequence[Seen | str]) -> list[str]:
+    """Return the table of clients; of one that was not measured, the reason."""
+    rows = [
+        (each, *("" for _ in range(len(_COLUMNS) + 1)))
+        if isinstance(each, str)
+        else (each.cell.name, each.who, *_cells(each))
+        for each in seen
+    ]
+    return table(("cell", "who", *_COLUMNS), rows)
 
 
-def _cells(seen: Seen) -> str:
-    recovered = "" if seen.recovered is None else _seconds(seen.recovered)
-    progress = "" if seen.progress is None else f"{seen.progress:.2f}"
-    numbers = (
+def _cells(seen: Seen) -> tuple[str, ...]:
+    return (
         f"{seen.goodput:.2f}",
-        recovered,
+        "" if seen.recovered is None else _seconds(seen.recovered),
         f"{goals.wasted(seen):.1f} %",
         f"{seen.silent:.2f} s",
-        progress,
+        "" if seen.progress is None else f"{seen.progress:.2f}",
         f"{len(seen.refused):,}",
     )
-    return " | ".join(numbers)
 
 
 def _seconds(seconds: float) -> str:

@@ -175,7 +175,7 @@ def beginning(title: str, about: str, head: dict[str, Any], rows: Iterable[Row],
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[Value]]) -> list[str]:
     """Return a table. Columns are of numbers, but for the first one and those that explain."""
-    sides = ["---", *("---" if name in {"note", "command"} else "---:" for name in columns[1:])]
+    sides = ["---", *("---" if name in {"note", "command", "who"} else "---:" for name in columns[1:])]
     lines = [" | ".join(columns), "|".join(sides)]
     lines += [" | ".join(shown(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
     return [f"| {line} |" for line in lines]
