@@ -19,8 +19,6 @@ import asyncio
 import contextlib
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -33,7 +31,8 @@ from urllib.request import urlopen
 import anyio
 from attrs import define, field
 from peers.click_page import ClickPage
-from speed import canned_server
+from scoreboard.board import table
+from speed.canned_server import Connection, served
 
 from sampling_async import InviteRequest, OutagePolicy, SamplingClient, to_json
 from sampling_async.matching import LiveIndex, Member
@@ -58,7 +57,7 @@ SLICE: Final = 0.01  # seconds; the clicks of one are begun together
 # --- The service, in a process of its own
 
 
-class Service(canned_server.Connection):
+class Service(Connection):
     """One connection. It answers each request in its turn, from memory."""
 
     asked: ClassVar[Counter[tuple[str, int]]] = Counter()
@@ -72,14 +71,14 @@ class Service(canned_server.Connection):
         """Answer a request, or a question about the run."""
         if target == "/away":
             Service.away = (time.monotonic(), time.monotonic() + AWAY_SECONDS)
-            self._send(b"[]")
+            self.send(b"[]")
         elif target == "/made":
             pairs = [[*pair, count, self.made[pair]] for pair, count in self.asked.items()]
-            self._send(json.dumps(pairs).encode())
+            self.send(json.dumps(pairs).encode())
         elif self.away[0] <= time.monotonic() < self.away[1]:
-            self._send(b"{}", "503 Service Unavailable")
+            self.send(b"{}", b"503 Service Unavailable")
         elif not body:
-            self._send(b"[]" if "Settings" in target else self.inventory)
+            self.send(b"[]" if "Settings" in target else self.inventory)
         else:
             wait = self.random.uniform(FASTEST, SLOWEST)
             asyncio.get_running_loop().call_later(
@@ -100,27 +99,20 @@ class Service(canned_server.Connection):
             numbers = {"SurveyID": SURVEY_OF[quota_id], "WaveID": 1, "QuotaID": quota_id, "LOI": 10, "IR": 30}
             invite = {**numbers, "MemberAmount": 0.0, "PartnerAmount": 1.5, "URL": url}
             items.append({"QuotaID": quota_id, "Invite": invite, "ResultCode": 1, "Result": "SUCCESS"})
-        self._send(json.dumps({"Invites": items}).encode())
-
-    def _send(self, body: bytes, status: str = "200 OK") -> None:
-        if not self.transport.is_closing():
-            head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            self.transport.write(head.encode() + body)
+        self.send(json.dumps({"Invites": items}).encode())
 
 
 SURVEY_OF: Final[dict[int, int]] = {}
 
 
-async def serve(surveys: int) -> None:
-    """Serve until the process is ended."""
+def service_of(surveys: int) -> type[Service]:
+    """Return the service of so many surveys."""
     inventory = generate_inventory(SEED, surveys=surveys)
     Service.inventory = to_json(inventory)
     SURVEY_OF.update(
         (quota.quota_id, survey.survey_id) for survey in inventory.surveys for quota in survey.quotas
     )
-    server = await asyncio.get_running_loop().create_server(Service, "127.0.0.1", 0, backlog=2048)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+    return Service
 
 
 # --- The clicks
@@ -250,7 +242,8 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
         beside.cancel()
         await asyncio.wait([beside])
         statuses = ""
-        spare = fitting = offering = None
+        spare = None
+        fitting = offering = ""
         if by == "router":
             spare = router.status.unused
             statuses = ", ".join(f"{count:,} {status}" for status, count in router.status.clicks.items())
@@ -274,7 +267,7 @@ async def run(  # noqa: C901, PLR0915  one run, from top to bottom
         "longest click, ms": 1000 * every[-1],
         "invites made": invites,
         "unused, a click": (invites - len(clicks.shown)) / len(every),
-        "made and not known to the page": None if spare is None else invites - len(clicks.shown) - spare,
+        "made and not known to the page": "" if spare is None else invites - len(clicks.shown) - spare,
         "pairs that were requested twice": twice,
         "pairs with two invites": sum(made > 1 for *_, made in pairs),
         "ended as": statuses,
@@ -302,37 +295,16 @@ def main() -> None:
     parser.add_argument("--surveys", type=int, default=300, help="surveys of the service")
     parser.add_argument("--store", help="where the router keeps links; default: a SQLite file")
     parser.add_argument("--only", choices=["router", "page"])
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve:
-        asyncio.run(serve(arguments.surveys))
-        return
     found = {}
     for by in ("router", "page"):
         if arguments.only in (None, by):
-            with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, __file__, "--serve", "--surveys", str(arguments.surveys)]
-                service = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-                try:
-                    assert service.stdout is not None
-                    url = f"http://127.0.0.1:{int(service.stdout.readline())}"
-                    store = arguments.store or str(Path(folder) / "links.db")
-                    found[by] = asyncio.run(run(by, url, arguments, store))
-                finally:
-                    service.kill()
-                    service.wait()
-    print(f"| {arguments.rate:,.0f} clicks a second for {arguments.seconds:g} s | {' | '.join(found)} |")
-    print(f"|---|{'---:|' * len(found)}")
-    for name in next(iter(found.values())):
-        values = [figures[name] for figures in found.values()]
-        print(f"| {name} | {' | '.join(map(shown, values))} |")
-
-
-def shown(value: object) -> str:
-    """Return a figure as it stands in the table."""
-    if isinstance(value, float):
-        return f"{value:,.2f}"
-    return f"{value:,}" if isinstance(value, int) else str(value or "")
+            with tempfile.TemporaryDirectory() as folder, served(service_of, arguments.surveys) as url:
+                store = arguments.store or str(Path(folder) / "links.db")
+                found[by] = asyncio.run(run(by, url, arguments, store))
+    rows = [(name, *(figures[name] for figures in found.values())) for name in next(iter(found.values()))]
+    title = f"{arguments.rate:,.0f} clicks a second for {arguments.seconds:g} s"
+    print(*table((title, *found), rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
+    from multiprocessing.connection import Connection as Pipe
 
     from sampling_async.simulator import Latency
 
@@ -29,7 +29,7 @@ _REMEMBERED: Final = 4096
 _TARGET: Final = re.compile(rb"(GET|POST) (\S+) HTTP/1\.1\r\n")
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _HEAD: Final = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json; charset=utf-8\r\n"
+    b"HTTP/1.1 %b\r\ncontent-type: application/json; charset=utf-8\r\n"
     b"date: Thu, 15 Jan 2026 09:30:12 GMT\r\nserver: canned\r\ncontent-length: %d\r\n\r\n"
 )
 _INVITED: Final = (
@@ -102,6 +102,11 @@ class Connection(asyncio.Protocol):
             assert target is not None, head
             self.answer(target[2].decode(), body)
 
+    def send(self, body: bytes, status: bytes = b"200 OK") -> None:
+        """Send a response, unless the client has gone."""
+        if not self.transport.is_closing():
+            self.transport.write(_HEAD % (status, len(body)) + body)
+
 
 class _Canned(Connection):
     """A connection whose responses wait as long as a call for so many quota IDs takes from now, if at all."""
@@ -114,13 +119,10 @@ class _Canned(Connection):
     def answer(self, target: str, body: bytes) -> None:
         answer = self._answers.to(target, body)
         if self._wait is None:
-            self._send(answer)
+            self.send(answer)
         else:
             seconds = self._wait(body.count(b",") + 1)
-            asyncio.get_running_loop().call_later(seconds, self._send, answer)
-
-    def _send(self, answer: bytes) -> None:
-        self.transport.write(_HEAD % len(answer) + answer)
+            asyncio.get_running_loop().call_later(seconds, self.send, answer)
 
 
 class _Answers:
@@ -160,34 +162,45 @@ class _Answers:
         return f'{{"MaxResults":{size},"HasAdditionalMembers":{more},"MemberCodes":[{codes}]}}'.encode()
 
 
-async def _serve(pipe: Connection, canned: Canned) -> None:
-    loop = asyncio.get_running_loop()
+def _connections(canned: Canned) -> Callable[[], Connection]:
     answers, wait = _Answers(canned), None
     if canned.latency is not None:
         from sampling_async.simulator._clock import WorkQueue  # noqa: PLC0415  not where nothing waits
 
-        wait = WorkQueue(canned.latency, clock=loop.time).admit
-    server = await loop.create_server(lambda: _Canned(answers, wait), "127.0.0.1", 0, backlog=1024)
+        wait = WorkQueue(canned.latency, clock=asyncio.get_running_loop().time).admit
+    return lambda: _Canned(answers, wait)
+
+
+async def _serve(pipe: Pipe, make: Callable[..., Callable[[], Connection]], arguments: tuple[Any, ...]) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(make(*arguments), "127.0.0.1", 0, backlog=2048)
     pipe.send(server.sockets[0].getsockname()[1])
     closed = asyncio.Event()
     loop.add_reader(pipe.fileno(), closed.set)  # readable when the other end is closed
     await closed.wait()
 
 
-def _run(pipe: Connection, canned: Canned) -> None:
-    asyncio.run(_serve(pipe, canned))
+def _run(pipe: Pipe, make: Callable[..., Callable[[], Connection]], arguments: tuple[Any, ...]) -> None:
+    asyncio.run(_serve(pipe, make, arguments))
+
+
+@contextmanager
+def served(make: Callable[..., Callable[[], Connection]], *arguments: Any) -> Iterator[str]:
+    """Run a service in its own process, in which `make` returns what makes a connection. Yield its URL."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(theirs, make, arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield f"http://127.0.0.1:{ours.recv()}"
+    finally:
+        ours.close()
+        process.join()
 
 
 @contextmanager
 def canned_service(canned: Canned | None = None) -> Iterator[Address]:
     """Run the service in its own process and yield its address."""
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(theirs, canned or Canned()), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield Address(f"http://127.0.0.1:{ours.recv()}")
-    finally:
-        ours.close()
-        process.join()
+    with served(_connections, canned or Canned()) as url:
+        yield Address(url)
