@@ -12,22 +12,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import random
 import resource
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 from scoreboard.service import Remote, service
 from scoreboard.testkit import tool
+from speed.remote import fresh
 
 from sampling_async import InviteRequest, SamplingClient
 from sampling_async.campaign import Campaign
@@ -35,7 +34,8 @@ from sampling_async.matching import Allocate, LiveIndex, PanelMatcher, QuestionK
 from sampling_async.simulator import AGE_BANDS, Fault, Latency, Simulator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
 
     from peers.common import Address
 
@@ -86,25 +86,23 @@ def invites_of(sim: Simulator) -> list[tuple[str, int, str]]:
     return [(entry.member_code, entry.quota_id, entry.url) for entry in sim.ledger.invites]
 
 
-def environment(address: Address) -> dict[str, str]:
-    """Return what a client needs to find the service."""
-    names = ("SAMPLING_BASE_URL", "SAMPLING_PANEL_GUID", "SAMPLING_API_KEY")
-    return {**os.environ, **dict(zip(names, (address.url, address.panel_guid, address.api_key), strict=True))}
+def client_of(address: Address) -> SamplingClient:
+    """Return a client of the service."""
+    return SamplingClient(address.url, panel_guid=address.panel_guid, api_key=address.api_key)
 
 
 async def inventory_of(address: Address) -> Quotas:
     """Return the inventory before anything has happened."""
-    client = SamplingClient(address.url, panel_guid=address.panel_guid, api_key=address.api_key)
-    async with client:
+    async with client_of(address) as client:
         return await client.get_quotas()
 
 
 # --- The clients, each in a process of its own
 
 
-async def campaign(folder: Path, panel: str) -> None:
+async def campaign(address: Address, folder: Path, panel: Path, tell: Callable[[dict[str, Any]], None]) -> None:
     """Plan, if there is no plan yet, and run to the end."""
-    async with SamplingClient.from_env() as client, client.watch_quotas(10) as watch:
+    async with client_of(address) as client, client.watch_quotas(10) as watch:
         live = LiveIndex(watch, kinds=KINDS)
         async with live:
             await live.ready()
@@ -116,17 +114,22 @@ async def campaign(folder: Path, panel: str) -> None:
             await read_recontacts(client, live.index)
             began = time.perf_counter()
             plan = await night.plan()
-            print(json.dumps({"plan": time.perf_counter() - began, "pairs": plan.pairs}), flush=True)
+            tell({"plan": time.perf_counter() - began, "pairs": plan.pairs})
             async with night.run() as run:
                 async for _ in run:
                     pass
-            print(json.dumps({"reason": run.reason}), flush=True)
+            tell({"reason": run.reason})
             await night.write(folder / "out")
 
 
-async def top_k(panel: str) -> None:
-    """Ask for the best quotas of each member."""
-    async with SamplingClient.from_env() as client:
+def run_campaign(address: Address, folder: Path, panel: Path, pipe: Connection) -> None:
+    """Run the campaign in this process."""
+    asyncio.run(campaign(address, folder, panel, pipe.send))
+
+
+async def top_k(address: Address, panel: Path) -> dict[str, int]:
+    """Ask for the best quotas of each member; return the counts of requests and of outcomes."""
+    async with client_of(address) as client:
         index = QuotaIndex(await client.get_quotas(), kinds=KINDS)
         await read_recontacts(client, index)
         matcher = PanelMatcher(index, TopK(PER_MEMBER))
@@ -142,7 +145,12 @@ async def top_k(panel: str) -> None:
         async with client.fan_out(counted()) as outcomes:
             async for outcome in outcomes:
                 counts[outcome.status] += 1
-        print(json.dumps({"requests": requests, **counts}))
+        return {"requests": requests, **counts}
+
+
+def run_top_k(address: Address, panel: Path) -> dict[str, int]:
+    """Ask in this process."""
+    return asyncio.run(top_k(address, panel))
 
 
 async def read_recontacts(client: SamplingClient, index: QuotaIndex) -> None:
@@ -175,10 +183,12 @@ class Night:
 
     def start(self) -> None:
         """Start it, or start it again."""
-        command = [sys.executable, __file__, "--campaign", str(self._folder), str(self._panel)]
-        self.process = subprocess.Popen(
-            command, env=environment(self._address), stdout=subprocess.PIPE, text=True, encoding="utf-8"
-        )
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        arguments = (self._address, self._folder, self._panel, theirs)
+        self.process = context.Process(target=run_campaign, args=arguments)
+        self.process.start()
+        theirs.close()
 
     def kill(self) -> None:
         """Kill it as an operating system does, and start it again."""
@@ -189,14 +199,14 @@ class Night:
     def end(self) -> None:
         """Wait for its end."""
         self._read()
-        assert self.process.returncode == 0, self.process.returncode
+        assert self.process.exitcode == 0, self.process.exitcode
 
     def _read(self) -> None:
-        output, _ = self.process.communicate()
-        for line in output.splitlines():
-            # The first plan is the one that was made; later ones are read from the ledger.
-            for name, value in json.loads(line).items():
-                self.told.setdefault(name, value)
+        self.process.join()
+        with suppress(EOFError):
+            while True:
+                # The first plan is the one that was made; later ones are read from the ledger.
+                self.told = self._pipe.recv() | self.told
 
 
 def night(service: Remote, panel: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -209,7 +219,7 @@ def night(service: Remote, panel: Path, folder: Path, options: argparse.Namespac
     began, closed, away = time.perf_counter(), 0, 0.0
     process = Night(service.address, panel, folder)
     kills = list(KILLED_AT[: options.kills])
-    while process.process.poll() is None:
+    while process.process.is_alive():
         time.sleep(0.25)
         done = service.ask(requests_of) / options.members
         due = min(to_close, int(to_close * done / CLOSED_BY))
@@ -290,17 +300,10 @@ def plain(service: Remote, panel: Path) -> dict[str, Any]:
     """Ask a service by a plain fan-out; return what was measured."""
     quotas = asyncio.run(inventory_of(service.address))
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    run = subprocess.run(
-        [sys.executable, __file__, "--top-k", str(panel)],
-        env=environment(service.address),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    told = fresh(run_top_k, service.address, panel)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     invites = service.ask(invites_of)
-    told = json.loads(run.stdout)
     return {
         "seconds": time.perf_counter() - began,
         "cpu": cpu,
@@ -333,15 +336,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--only", choices=("campaign", "top-k"), help="run one of the two")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the files of the campaign here")
-    parser.add_argument("--campaign", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--top-k", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.campaign:
-        asyncio.run(campaign(Path(options.campaign[0]), options.campaign[1]))
-        return
-    if options.top_k:
-        asyncio.run(top_k(options.top_k))
-        return
     with tempfile.TemporaryDirectory() as temporary:
         panel = Path(temporary) / "panel.parquet"
         if options.only != "top-k":
