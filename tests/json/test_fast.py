@@ -504,19 +504,6 @@ def test_equal_conditions_in_different_parts_of_an_inventory_are_one_object():
     assert len(set(map(id, conditions))) == 1
 
 
-def test_the_cache_of_conditions_is_bounded(monkeypatch):
-    monkeypatch.setattr(_fast, "_SHARED_BYTES", 1000)
-    shared = _fast.Shared()
-    largest = 0
-    for number in range(200):
-        rows = [inventories.condition(QuestionID=number * 10 + row) for row in range(3)]
-        body = json.dumps(inventories.sub_quota(*rows)).encode()
-        read = _fast.read(SubQuota, body, shared)
-        assert [row.question_id for row in read.questions_and_answers] == [row["QuestionID"] for row in rows]
-        largest = max(largest, sum(map(len, shared.conditions)))
-    assert 1000 < largest < 1000 + 2 * len(body)
-
-
 def test_a_part_that_cannot_be_decoded_leaves_no_unfinished_record():
     shared = _fast.Shared()
     rows = [inventories.condition(QuestionID=1), inventories.condition(QuestionID="x")]
@@ -585,30 +572,6 @@ def test_surveys_that_are_no_list_are_left_to_the_careful_decoder(body):
 
 
 # --- Shortcuts: what they skip, and that they skip it
-
-
-@pytest.mark.parametrize(
-    ("values", "are_single"),
-    [
-        ([], True),
-        (["90210"], True),
-        (["90210", "10001"], True),
-        ([""], False),
-        (["a", ""], False),
-        (["", "a"], False),
-        (["a", "", "b"], False),
-        (["a,b"], False),
-        (["a", "b,c"], False),
-        (["a,"], False),
-        ([",a"], False),
-        (["a b"], False),
-        ([" a"], False),
-        (["a\t", "b"], False),
-        (["a", "b\u00a0"], False),
-    ],
-)
-def test_values_are_single_if_none_is_empty_and_none_holds_a_comma_or_a_blank(values, are_single):
-    assert _fast._are_single_values(values) is are_single
 
 
 def test_lists_of_single_values_are_not_read_one_by_one(monkeypatch):

@@ -126,14 +126,6 @@ def test_an_inventory_split_anywhere_equals_the_whole(body, cuts, limit):
         assert read(parts) == from_json(Quotas, body)
 
 
-@settings(max_examples=30)
-@given(body=bodies(), size=st.sampled_from([1, 2, 3, 7, 50, 1000]), limit=st.sampled_from([50, 2**18]))
-def test_an_inventory_in_parts_of_any_size_equals_the_whole(body, size, limit):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_inventory, "_GUESSED_BYTES", limit)
-        assert read(parts_of(body, size)) == from_json(Quotas, body)
-
-
 @settings(max_examples=300)
 @given(
     body=bodies(),
@@ -202,11 +194,6 @@ def test_a_survey_is_returned_when_the_start_of_the_next_one_arrives():
     assert inventory.frame().country_id == 9
 
 
-def test_an_empty_list_and_a_single_survey_are_inventories_too():
-    assert read(parts_of(body_of(), 5)).surveys == ()
-    assert [row.survey_id for row in read(parts_of(body_of(survey(4)), 5)).surveys] == [4]
-
-
 @pytest.mark.parametrize("style", ["plain", "compact", "indented"])
 def test_the_end_of_a_large_survey_is_found(style, monkeypatch):
     monkeypatch.setattr(_inventory, "_GUESSED_BYTES", 300)
@@ -270,10 +257,6 @@ PATH_OF_CONDITION = "$.Surveys[{}].Quotas[0].Layers[0].SubQuotas[0].QuestionsAnd
 )
 def test_a_decode_error_names_the_path(body, path, size):
     assert refusal(body, size).path == path
-
-
-def test_two_lists_of_surveys_are_refused_even_if_the_last_is_empty():
-    refusal(b'{"Surveys":[%b],"Surveys":[]%b' % (survey(1), TAIL))
 
 
 @pytest.mark.parametrize("blank", [b"\x0b", b"\x0c"])
@@ -353,11 +336,6 @@ def test_blanks_split_between_parts_change_nothing():
         seen += inventory.feed(part)
     seen += inventory.feed(b" ]" + TAIL) + inventory.end()
     assert [row.survey_id for row in seen] == [1, 2]
-
-
-def test_surveys_are_frozen_records():
-    [row] = read([body_of(survey())]).surveys
-    assert type(row) is Survey
 
 
 @pytest.mark.parametrize("size", [100, 10**9])
@@ -491,32 +469,6 @@ def test_a_last_survey_that_became_shorter_is_not_waited_for(size):
     assert after[0] is before[0]
     with pytest.raises(DecodeError):
         read_again(body_of(*texts)[: -len(TAIL) - 20], known, size)
-
-
-def test_surveys_that_nobody_holds_are_forgotten(monkeypatch):
-    monkeypatch.setattr(_known, "_FEWEST_REFERENCES", 10)
-    known = KnownSurveys()
-    held = read_again(body_of(*[survey(number) for number in range(1, 41)]), known)
-    for wave in range(20):
-        read_again(body_of(*[survey(number, LOI=wave + 10) for number in range(1, 41)]), known)
-    gc.collect()
-    assert len(known) == len(held) == 40
-    assert len(known._surveys) <= 2 * 40 + 40
-    again = read_again(body_of(*[survey(number) for number in range(1, 41)]), known)
-    assert all(one is other for one, other in zip(held, again, strict=True))
-
-
-def test_not_more_than_a_number_of_lengths_is_remembered(monkeypatch):
-    monkeypatch.setattr(_known, "_MOST_LENGTHS", 10)
-    known = KnownSurveys()
-    texts = [survey(number) for number in range(1, 60)]
-    before = read_again(body_of(*texts), known)
-    assert len(known._lengths) <= 10
-    after = read_again(body_of(*texts), known)
-    assert len(before) == len(after) == 59
-    # What is known is found without its length too, wherever surveys are read together.
-    assert sum(one is other for one, other in zip(before, after, strict=True)) > 40
-    assert len(known._lengths) <= 10
 
 
 @pytest.mark.parametrize(("length", "is_exact"), [(9, False), (10, True)])

@@ -459,13 +459,6 @@ def test_what_is_always_long_for_callers_grows_once_they_have_borne_it_for_a_whi
     assert adaptive.limit == 1
 
 
-def test_a_limit_that_refusals_lower_stays_one():
-    adaptive = AdaptiveLimit(8)
-    for generation in range(9):
-        adaptive.overloaded(generation)
-    assert (adaptive.limit, adaptive.rest(9.0)) == (1, 0.0)
-
-
 @pytest.mark.parametrize(("callers", "limit"), [(math.inf, 11), (4.0, 11), (3.9, 8), (1.9, 8)])
 def test_it_grows_fast_by_responses_within_a_quarter_of_the_time_that_callers_have(callers, limit):
     adaptive = AdaptiveLimit(99)

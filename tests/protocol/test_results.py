@@ -6,7 +6,6 @@ import gc
 import pickle
 
 import doubles
-import httpx
 import pytest
 from anyio import run
 from hypothesis import given
@@ -35,20 +34,6 @@ def test_a_result_is_a_sequence_in_the_order_of_the_caller(result):
     assert (len(result), result[1], result[-2:]) == (5, OUTCOMES[1], tuple(OUTCOMES[-2:]))
 
 
-def test_counts_and_invites_agree_with_the_outcomes():
-    async def main() -> BulkInviteResult:
-        def answer(request):
-            return httpx.Response(200, json=doubles.bulk(request))
-
-        async with doubles.client(answer) as client:
-            return await client.bulk_invite("m", [*range(1, 12), 4])
-
-    result = run(main)
-    assert result.counts == {"invited": 6, "rejected": 6, "not_sent": 0, "unknown": 0}
-    assert [invite.quota_id for invite in result.invites] == [2, 4, 6, 8, 10, 4]
-    assert result.invites == tuple(outcome.invite for outcome in result.invited)
-
-
 def test_every_outcome_has_exactly_one_status(result):
     kinds = (result.invited, result.rejected, result.not_sent, result.unknown)
     assert [len(kind) for kind in kinds] == [1, 1, 2, 1]
@@ -59,10 +44,6 @@ def test_every_outcome_has_exactly_one_status(result):
 
 def test_only_not_sent_ids_are_safe_to_send_again(result):
     assert result.resendable() == (3,)
-
-
-def test_a_complete_result_raises_nothing():
-    BulkInviteResult(OUTCOMES[:2]).raise_for_incomplete()
 
 
 def test_the_repr_counts_and_shows_no_member(result):
@@ -106,14 +87,6 @@ def test_outcomes_are_created_when_they_are_read_and_equal_each_time():
         result[5]
     result.raise_for_incomplete()
     assert repr(result) == "<BulkInviteResult invited=3 rejected=2 not_sent=0 unknown=0 unrequested=0>"
-
-
-def test_the_invites_of_a_result_are_equal_each_time():
-    invites = as_they_came().invites
-    assert (type(invites), len(invites)) == (tuple, 3)
-    assert [type(invite) for invite in invites] == [Invite] * 3
-    assert invites == as_they_came().invites
-    assert hash(invites) == hash(as_they_came().invites)
 
 
 def columns_of(*invited: int) -> Columns:
@@ -305,11 +278,6 @@ def test_the_failure_of_a_request_is_the_outcome_of_each_of_its_ids():
     first, *others = outcomes_from([FAILED], "m", (5, 6, 7))
     assert first == InviteOutcome("m", 5, "unknown", None, 13, "FAILED", LOST)
     assert [(each.member_code, each.quota_id) for each in others] == [("m", 6), ("m", 7)]
-
-
-def test_each_part_takes_as_many_ids_as_it_has_results():
-    made = list(outcomes_from([COLUMNS, FAILED, LISTED, FAILED, COLUMNS], "m", range(1, 21)))
-    assert [outcome.quota_id for outcome in made] == [*range(1, 9), 1, 2, 3, 4, *range(13, 21)]
 
 
 def test_errors_are_those_of_the_ids_without_an_answer_in_this_run():
