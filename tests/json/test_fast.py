@@ -307,18 +307,8 @@ TOKENS = (
         b" ",
         b"\n",
     ),
-    *(
-        b"\x00",
-        b"\x0c",
-        b"\xff",
-        b"\xc3",
-        b"\xed\xa0\x80",
-        b"\xef\xbb\xbf",
-        rb"\ud800",
-        b'"a,b"',
-        b"9" * 20,
-        b"NaN",
-    ),
+    *(b"\x00", b"\x0c", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xef\xbb\xbf", rb"\ud800", b'"a,b"'),
+    *(b"9" * 20, b"NaN"),
 )
 
 

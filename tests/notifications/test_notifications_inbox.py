@@ -187,13 +187,6 @@ async def test_what_is_never_read_is_not_acknowledged(path, caplog, body, coding
     assert f"a completion notification is answered with {expected}: {verdict}" in caplog.text
 
 
-async def test_a_long_list_is_read_whole(path):
-    items = [{**COMPLETION, "UniqueCode": f"m-{number}"} for number in range(1_500)]
-    async with inbox_at(path) as inbox:
-        assert (await post(inbox, "completion", items)).status == 200
-        assert len(await facts_of(inbox)) == 1_500
-
-
 async def test_a_proxy_behind_a_unix_socket_is_trusted_if_that_is_said(path):
     guard = {"networks": ["198.51.100.0/24"], "trusted_proxies": ["unix"]}
     there = {"X-Forwarded-For": "198.51.100.9"}
@@ -422,22 +415,6 @@ def test_too_many_that_wait_are_refused(tmp_path):
         committer.stop()
     with pytest.raises(StoreError, match="is closed"):
         committer.submit(lambda _: None)
-
-
-def test_an_operation_that_fails_takes_no_other_along(tmp_path):
-    committer = Committer(SqliteStore(tmp_path / "n.db"))
-    committer.start()
-    go_on = threading.Event()
-    try:
-        committer.submit(lambda _: go_on.wait(10))
-        good = [committer.submit(lambda _, number=number: number) for number in range(3)]
-        bad = committer.submit(lambda _: 1 // 0)
-        go_on.set()
-        assert [future.result(10) for future in good] == [0, 1, 2]
-        with pytest.raises(ZeroDivisionError):
-            bad.result(10)
-    finally:
-        committer.stop()
 
 
 async def test_a_lock_of_somebody_else_is_answered_once_and_for_all(path, monkeypatch):

@@ -7,6 +7,7 @@ import random
 import re
 import sqlite3
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -30,7 +31,7 @@ from sampling_async.notifications import (
 )
 from sampling_async.notifications._facts import Backlog, Hit, Receipt, Settled
 from sampling_async.notifications._settling import RecordedInvite, record
-from sampling_async.notifications._stores import run_once, store_of
+from sampling_async.notifications._stores import in_transaction, run_once, store_of
 from sampling_async.routing._links import Changes, abandon
 
 WITHOUT_WAVE = {name: value for name, value in COMPLETION.items() if name != "WaveId"}
@@ -119,7 +120,7 @@ def test_a_late_terminate_does_not_replace_a_completion(store):
 def test_a_completion_overrules_an_earlier_terminate(store):
     put(store, "terminate", TERMINATE)
     put(store, "completion", COMPLETION)
-    terminate, completion = facts(store)
+    terminate, completion = facts(store)  # no correction: nobody has handled it
     assert (terminate.validity, terminate.state) == (Validity.OVERRULED, State.SKIPPED)
     assert completion.validity is Validity.STANDS
 
@@ -146,12 +147,6 @@ def test_a_terminate_that_was_handled_and_then_overruled_is_corrected(store, sta
     with store.transaction():
         assert store.replay() == 1
     assert [each.kind for each in facts(store)] == ["terminate", "completion", "terminate", "completion"]
-
-
-def test_a_terminate_that_nobody_handled_is_not_corrected(store):
-    put(store, "terminate", TERMINATE)
-    put(store, "completion", COMPLETION)
-    assert [each.kind for each in facts(store)] == ["terminate", "completion"]
 
 
 def test_a_reconciliation_is_one_fact_and_overrules_nothing(store):
@@ -337,21 +332,9 @@ def test_what_is_not_understood_is_kept_whole(store):
     assert garbled.posted_as is Kind.COMPLETION
     reason = "neither JSON nor XML nor a form"
     assert garbled.notification == UnknownNotification(kind=Kind.COMPLETION, body=b"\xffhello", reason=reason)
+    assert claim(store)[0].notification == garbled.notification
     assert nameless.fields == {"Revenue": 5}
     assert "uniquecode is missing" in nameless.notification.reason
-
-
-def test_a_list_gives_several_facts(store):
-    fields = [status(second, is_live=False, quota_id=second) for second in range(5)]
-    assert put(store, "quota_status", [*fields, fields[0], {"x": 1}]) == ["new"] * 5 + ["repeated", "new"]
-    assert len(facts(store)) == 6
-
-
-@pytest.mark.parametrize("code", ["\x00", "'; DROP TABLE facts; --", "a" * 1000])
-def test_any_member_code_can_be_stored(store, code):
-    put(store, "completion", {**COMPLETION, "UniqueCode": code})
-    assert put(store, "completion", {**COMPLETION, "UniqueCode": code}) == ["repeated"]
-    assert facts(store)[0].notification.member_code == code
 
 
 def test_facts_are_read_by_kind_place_and_state(store):
@@ -361,6 +344,8 @@ def test_facts_are_read_by_kind_place_and_state(store):
     assert [fact.kind for fact in facts(store, kinds=[Kind.COMPLETION, None])] == ["completion", None]
     assert [fact.kind for fact in facts(store, after=1)] == ["quota_status", None]
     assert facts(store, state=State.DEAD) == []
+    settle(store, claim(store)[0], State.DEAD)
+    assert [fact.id for fact in facts(store, state=State.DEAD)] == [1]
 
 
 def test_many_facts_are_read_in_pages(store):
@@ -681,6 +666,149 @@ def test_receipts_are_pruned_and_facts_stay(store):
 def test_a_store_that_cannot_be_pruned_says_why(tmp_path):
     with pytest.raises(StoreError, match="cannot be pruned"):
         SqliteStore(tmp_path / "no.db").prune(datetime.now(UTC))
+
+
+def test_a_check_for_writing_changes_nothing(store):
+    put(store, "completion", COMPLETION)
+    in_transaction(store, lambda each: each.check_writable())
+    assert [fact.receipts for fact in facts(store)] == [1]
+
+
+def test_what_was_stored_is_there_when_the_store_is_opened_again(store):
+    put(store, "completion", COMPLETION)
+    settle(store, claim(store)[0])
+    with store.transaction():
+        secrets = store.secrets({kind: f"secret of {kind}" for kind in Kind})
+    store.close()
+    store.open()
+    assert [fact.state for fact in facts(store)] == [State.HANDLED]
+    with store.transaction():
+        assert store.secrets(dict.fromkeys(Kind, "another")) == secrets
+
+
+def test_a_hit_may_have_any_number_of_entries(store):
+    """A list of notifications gives a fact each; a refused hit has none, and only its receipt is kept."""
+    several = [{**COMPLETION, "UniqueCode": f"m-{number}"} for number in range(70)]
+    assert put(store, "completion", [*several, several[0], {"x": 1}]) == [*["new"] * 70, "repeated", "new"]
+    with store.transaction():
+        assert store.receive_all([Hit(Receipt(Kind.COMPLETION, DAY, b"?"), (), "refused")]) == [[]]
+    assert len(facts(store)) == 71
+
+
+def test_any_text_can_be_stored(store):
+    """Member codes and fields may hold zeros, line ends and other characters, and be long."""
+    codes = ["\0", "a\n", "'; DROP TABLE facts; --", "%s", "😀" * 400]
+    for code in codes:
+        fields = {**COMPLETION, "UniqueCode": code}
+        assert put(store, "completion", {**fields, "SurveyRef": code * 999}) == ["new"]
+        assert put(store, "completion", fields) == ["differs"]
+    assert [fact.notification.member_code for fact in facts(store)] == codes
+    assert put(store, "terminate", {**TERMINATE, "UniqueCode": "\ud800"}) == ["new"]
+
+
+def test_at_most_so_many_are_leased_and_of_these_kinds(store):
+    """`only` leases some of the `kinds`; facts of all of them keep the order of their keys."""
+    for number in range(5):
+        put(store, "completion", {**COMPLETION, "UniqueCode": f"m-{number}"})
+    put(store, "terminate", {**TERMINATE, "UniqueCode": "m-0", "ReconciliationID": 9})
+    put(store, "invite", b"?")
+    with store.transaction():
+        for kinds, only, found in (
+            ((*Kind, None), [Kind.RECONCILIATION, None], [None]),
+            ([Kind.RECONCILIATION], None, [Kind.RECONCILIATION]),
+        ):
+            claimed = store.claim("a", kinds, DAY, DAY + 5, 9, **({} if only is None else {"only": only}))
+            assert [fact.kind for fact in claimed] == found
+        assert len(store.claim("a", (*Kind, None), DAY, DAY + 5, 2)) == 2
+
+
+def test_an_attempt_that_asked_for_time_does_not_count(store):
+    put(store, "completion", COMPLETION)
+    (fact,) = claim(store)
+    with store.transaction():
+        store.settle("me", Settled(fact_id=fact.id, state=State.PENDING, due=0.0, counts=False))
+    assert [again.attempts for again in claim(store)] == [1]
+
+
+def test_new_secrets_stand_before_old_ones(store):
+    """`secrets` keeps what is there; `rotate` adds, and keeps the newest of each kind."""
+    with store.transaction():
+        assert store.secrets({}) == {}
+        assert store.secrets({Kind.INVITE: "a"}) == {Kind.INVITE: ["a"]}
+        for secret in ("b", "c"):
+            store.rotate({Kind.INVITE: secret}, keep=2)
+        assert store.secrets({Kind.INVITE: "d"}) == {Kind.INVITE: ["c", "b"]}
+
+
+# --- Several processes
+
+
+AT_ONCE, EACH = 4, 25
+
+
+def work_at_once(store, work) -> None:
+    """Work in threads that have stores over one database, the last of them in this one."""
+
+    def run(place: int) -> None:
+        with closing(store.copy()) as another:
+            another.open()
+            work(another, place)
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        others = [threads.submit(run, place) for place in range(AT_ONCE - 1)]
+        work(store, AT_ONCE - 1)
+        for other in others:
+            other.result()
+
+
+def test_the_same_notification_is_one_fact_whoever_received_it(store):
+    def receive(store, _place) -> None:
+        for number in range(EACH):
+            put(store, "completion", {**COMPLETION, "UniqueCode": f"m-{number}"})
+
+    work_at_once(store, receive)
+    assert [fact.receipts for fact in facts(store)] == [AT_ONCE] * EACH
+
+
+def test_whoever_reads_on_after_an_id_misses_nothing(store):
+    """A fact that can be read later never has a lower ID: others may have read on after that."""
+    seen = []
+
+    def receive(store, place) -> None:
+        for number in range(EACH):
+            if place:
+                put(store, "completion", {**COMPLETION, "UniqueCode": f"m-{place}-{number}"})
+            else:
+                seen.extend(fact.id for fact in store.facts(after=seen[-1] if seen else 0))
+
+    work_at_once(store, receive)
+    seen += [fact.id for fact in store.facts(after=seen[-1] if seen else 0)]
+    assert seen == [fact.id for fact in facts(store)]
+
+
+def test_each_fact_is_handled_once_and_in_the_order_of_its_key(store):
+    handled = []
+
+    def handle_some(store, owner) -> bool:
+        claimed = claim(store, owner, now=DAY)
+        for fact in claimed:
+            handled.append((fact.notification.member_code, fact.id))
+            settle(store, fact, owner=owner)
+        return bool(claimed)
+
+    def handle(store, place) -> None:
+        put(store, "completion", {**COMPLETION, "Revenue": place})
+        for number in range(EACH):
+            put(store, "completion", {**COMPLETION, "UniqueCode": f"m-{number}", "Revenue": place})
+            handle_some(store, f"owner {place}")
+
+    work_at_once(store, handle)
+    while handle_some(store, "me"):
+        pass
+    assert sorted(number for _, number in handled) == [fact.id for fact in facts(store)]
+    for code, _ in handled:
+        of_member = [number for member, number in handled if member == code]
+        assert of_member == sorted(of_member)
 
 
 # --- Keys

@@ -154,18 +154,12 @@ def test_a_quota_status_has_a_time(moment):
 @pytest.mark.parametrize(
     "moment",
     [
-        "2026-11-22 10:00:00",
-        "2026-11-22T10:00:00Z",
-        "2026-11-22T10:00:00.0000000Z",
         "2026-11-22T12:00:00+02:00",
         " 2026-11-22 10:00 ",
         "/Date(1795341600000)/",
         "/Date(1795341600000+0200)/",
-        "2026-11-22 10:00:00.00 +00:00",
-        "2026-11-22 10:00:00 +00:00",
         "2026-11-22 12:00:00.0000000 +0200",
         "2026-11-22 10:00:00.  00:00",  # from a form in which the plus was not escaped
-        "2026-11-22T10:00:00.0 Z",
     ],
 )
 def test_times_are_utc_unless_they_have_a_zone(moment):
@@ -259,26 +253,8 @@ def test_a_reconciliation_comes_to_any_url_of_members(posted_as):
 
 
 NO_IDS = [
-    *(
-        None,
-        "",
-        " ",
-        0,
-        "0",
-        0.0,
-        "0.0",
-        -1,
-        "-1",
-        -5.0,
-        False,
-        "false",
-        "null",
-        "NULL",
-        "(null)",
-        "None",
-        "n/a",
-        "-",
-    ),
+    *(None, "", " ", 0, "0", 0.0, "0.0", -1, "-1", -5.0, False, "false", "null", "NULL", "(null)", "None"),
+    *("n/a", "-"),
     *("00000000-0000-0000-0000-000000000000", "{00000000-0000-0000-0000-000000000000}"),
 ]
 NO_TIMES = [
