@@ -100,6 +100,7 @@ async def test_a_single_invite_with_a_link_of_another_member_is_an_error():
             await client.generate_invite("m2", 7)
     error = caught.value
     assert (error.delivery, error.endpoint, error.attempts) == ("unknown", "generate_invite", 1)
+    assert error.path == "$.URL"
     assert error.elapsed == 2.0
     assert told[-1].delivery == "unknown"
 

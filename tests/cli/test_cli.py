@@ -252,12 +252,6 @@ def test_outcomes_on_a_terminal_are_readable_lines(sim, monkeypatch):
     assert any(line.startswith("invited") and "https://" in line for line in shown)
 
 
-def test_empty_stdin_is_an_error(sim):
-    result = run("bulk-invite", member(sim), stdin="")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "the input has no quota IDs" in result.stderr
-
-
 @pytest.mark.parametrize("arguments", [[""], [" , "], ["-"]])
 def test_arguments_without_a_quota_id_are_an_error(sim, arguments):
     """A variable of a script that is empty must not look like work that is done."""

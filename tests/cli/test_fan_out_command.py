@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
-import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +14,9 @@ from cli_kit import (
     lines,
     member,
     on_terminal,
-    program,
     quota_ids,
     run,
-    wait_for_handlers,
 )
-
-from sampling_async.simulator import Fault
 
 
 def written(requests) -> str:
@@ -117,14 +110,6 @@ def test_outcomes_on_a_terminal_name_the_member(sim, monkeypatch):
     assert all(any(code in line for code in codes) for line in shown)
 
 
-def test_incomplete_outcomes_end_with_exit_code_1(sim):
-    sim.faults.add(Fault.cut(when="after").on("bulk_invite", after=1))
-    requests = [(code, range(1, 101)) for code in list(sim.members)[:3]]
-    result = run("fan-out", "--max-concurrency", 1, stdin=written(requests))
-    assert result.exit_code == 1
-    assert pairs(lines(result)) == asked_by(requests)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -203,67 +188,3 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     assert {"rejected", "unknown", "not_sent"} >= {each["Status"] for each in outcomes}
     assert sum(each["Status"] == "unknown" for each in outcomes) == 100
     assert "4,000 quota IDs" in errors
-
-
-def test_a_signal_with_a_journal_reports_the_outcomes_of_the_journal(slow, tmp_path):
-    file, journal = tmp_path / "requests.jsonl", tmp_path / "journal"
-    file.write_text(written(MANY))
-    known = MANY[30:32]
-    run("fan-out", "--journal", journal, stdin=written(known))
-    outcomes, _, _ = interrupted(slow, signal.SIGTERM, file, "--journal", journal)
-    assert pairs(outcomes) == asked_by(MANY)
-    assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(known)
-    assert sum(each["Status"] == "unknown" for each in outcomes) == 100  # only those in flight
-    again = lines(run("fan-out", file, "--journal", journal))
-    seen = [each for each in outcomes if each["Status"] != "not_sent"]
-    assert pairs(each for each in again if each["Replayed"]) == pairs(seen)
-
-
-def test_a_signal_before_anything_came_asks_the_journal_too(slow, tmp_path):
-    run("fan-out", "--journal", tmp_path / "journal", stdin=written(MANY[:2]))
-    with program("fan-out", "--journal", tmp_path / "journal", stdin=subprocess.PIPE) as process:
-        wait_for_handlers(process)
-        process.send_signal(signal.SIGTERM)
-        process.stdin.write(written(MANY[:4]))
-        process.stdin.close()
-        outcomes = [json.loads(line) for line in process.stdout.read().splitlines()]
-        assert "Traceback" not in process.stderr.read()
-    assert process.returncode == 143
-    assert pairs(outcomes) == asked_by(MANY[:4])
-    assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(MANY[:2])
-    assert {each["Status"] for each in outcomes if not each["Replayed"]} == {"not_sent"}
-
-
-@pytest.mark.parametrize("with_journal", [False, True])
-def test_a_lasting_outage_ends_the_run_and_every_id_is_accounted_for(slow, tmp_path, monkeypatch, with_journal):
-    arguments = ["--patience", 0.2]
-    if with_journal:
-        run("fan-out", "--journal", tmp_path / "journal", stdin=written(MANY[-1:]))
-        arguments += ["--journal", tmp_path / "journal"]
-    base_url = None
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        base_url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    if not with_journal:  # a journal belongs to one service
-        monkeypatch.setenv("SAMPLING_BASE_URL", base_url)
-    else:
-        slow.faults.add(Fault.cut())
-    (tmp_path / "requests").write_text(written(MANY))
-    result = run("fan-out", tmp_path / "requests", *arguments)
-    outcomes = lines(result)
-    assert pairs(outcomes) == asked_by(MANY)
-    if with_journal:
-        assert pairs(each for each in outcomes if each["Replayed"]) == asked_by(MANY[-1:])
-    else:
-        assert result.exit_code == 4
-        assert {each["Status"] for each in outcomes} == {"not_sent"}
-        assert "the client gave up: the service was away for longer than --patience" in result.stderr
-
-
-def test_a_closed_output_pipe_ends_the_command(sim):
-    with program("fan-out", stdin=subprocess.PIPE) as process:
-        process.stdout.close()
-        process.stdin.write(written([(code, quota_ids(sim)) for code in sim.members]))
-        process.stdin.close()
-        errors = process.stderr.read()
-    assert process.returncode == 1
-    assert "Traceback" not in errors

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from uuid import UUID
 
 import cli_kit
 import pyarrow as pa
@@ -100,18 +99,6 @@ def test_the_best_quotas_of_each_member(panel, source):
     rows = lines(run(source, "--top", 3).stdout)
     assert [row["MemberCode"] for row in rows] == [member.member_code for member in MEMBERS]
     assert [tuple(row["QuotaIDs"]) for row in rows] == [each.select(3) for each in MATCHED]
-
-
-def test_member_codes_may_be_uuids(panel):
-    codes = [UUID(int=number) for number in range(len(MEMBERS))]
-    table = pq.read_table("panel.parquet")
-    given = table.set_column(0, "member_code", pa.array([each.bytes for each in codes], pa.uuid()))
-    pq.write_table(given, "uuids.parquet")
-    rows = lines(run("uuids.parquet", "--top", 3).stdout)
-    assert [row["MemberCode"] for row in rows] == list(map(str, codes))
-    assert {row["MemberCode"] for row in lines(run("uuids.parquet", "--requests", 3).stdout)} <= set(
-        map(str, codes)
-    )
 
 
 def test_requests_contain_only_members_that_match_a_quota(panel):

@@ -23,7 +23,6 @@ import wire
 from anyio import wait_all_tasks_blocked
 
 from sampling_async import (
-    DecodeError,
     InvalidRequestError,
     InviteRequest,
     Journal,
@@ -483,14 +482,6 @@ async def test_each_call_waits_for_the_hold_of_its_endpoint_and_requests_its_pan
         await act(client)
     assert time.slept[0] >= 5.0
     assert doubles.PANEL in str(service.requests[0].url)
-
-
-async def test_a_link_of_another_member_is_found_in_a_single_invite():
-    async with doubles.client(doubles.Service(doubles.invite(5))) as client:
-        await client.generate_invite("m", 5)
-        with pytest.raises(DecodeError) as caught:
-            await client.generate_invite("other", 5)
-    assert caught.value.path == "$.URL"
 
 
 async def _bulk(client: SamplingClient, call: str, quota_ids, **options) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from functools import partial
 
@@ -23,7 +22,6 @@ from matching_kit import (
 
 from sampling_async import (
     InvalidRequestError,
-    matching,
 )
 from sampling_async.matching import (
     AGE_ANSWERS,
@@ -120,18 +118,6 @@ def test_records_of_matching_can_be_pickled():
     reason = many().explain({OTHER: 1}, 52)
     for each in (MatchPolicy(missing="no"), KINDS, reason, *many().diagnostics):
         assert pickle.loads(pickle.dumps(each)) == each
-
-
-def test_every_export_is_documented():
-    assert matching.__all__ == sorted(matching.__all__)
-    for name in matching.__all__:
-        thing = getattr(matching, name)
-        if not isinstance(thing, type):
-            continue  # an alias or a function, documented below or in it
-        assert inspect.getdoc(thing), name
-        for attribute, member in vars(thing).items():
-            if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
-                assert inspect.getdoc(member), f"{name}.{attribute}"
 
 
 SAME_CODE = [

@@ -576,9 +576,6 @@ async def test_passwords_are_not_stored(path):
     assert basic("operator", "a password that is long")["Authorization"][6:] not in stored
 
 
-FORWARDED = "x-forwarded-for"
-
-
 @pytest.mark.parametrize(
     ("peer", "forwarded", "expected"),
     [

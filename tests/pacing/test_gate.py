@@ -308,16 +308,6 @@ async def test_a_closed_gate_waits_for_no_pace():
     permit.release()
 
 
-async def test_the_wait_for_a_permit_ends_at_the_deadline():
-    shut = doubles.gate(1)
-    holder, late = Permit(shut, Lane("work")), Permit(shut, Lane("work"), until=shut.clock() + 0.01)
-    await holder.acquire()
-    with anyio.fail_after(60):
-        assert not await late.acquire()
-    assert shut.waiting == 0
-    holder.release()
-
-
 @pytest.mark.parametrize("wakes", [False, True])
 async def test_a_gate_that_is_closed_closes_its_outage_in_the_same_way(wakes):
     class Closed:

@@ -141,21 +141,6 @@ async def test_results_that_must_be_confirmed_are_returned_after_that_and_hold_u
     assert {job.number for job in stream.open} == set(range(6))
 
 
-async def test_all_jobs_are_run():
-    async with stream_of(range(50)) as stream:
-        assert sorted(await results_of(stream)) == [2 * n for n in range(50)]
-    assert not stream.open
-
-
-async def test_no_more_is_drawn_than_the_window_holds():
-    drawn: list[int] = []
-    async with stream_of(range(100), window=3, drawn=drawn) as stream:
-        for taken in range(1, 6):
-            await stream.next()
-            await wait_all_tasks_blocked()
-            assert len(drawn) == taken + 3
-
-
 async def test_no_more_run_at_once_than_the_gate_permits():
     running = peak = 0
     all_three = anyio.Event()
@@ -284,19 +269,6 @@ async def test_a_consumer_can_use_the_gate_itself():
             permit = Permit(shut, Lane("work"))
             await permit.acquire()
             permit.release()
-
-
-async def test_a_task_that_finished_its_job_gets_the_next_one():
-    tasks = set()
-
-    async def run(job: Number, permit: Permit) -> None:
-        tasks.add(anyio.get_current_task().id)
-        await anyio.lowlevel.checkpoint()
-
-    async with stream_of(range(100), run, window=100) as stream:
-        while await stream.several():
-            pass
-    assert len(tasks) <= 2
 
 
 async def test_the_task_that_ends_a_job_goes_on_with_the_next_one_at_once():
@@ -569,14 +541,6 @@ async def test_jobs_that_a_task_draws_for_itself_fill_the_window_too():
             await wait_all_tasks_blocked()
             assert len(drawn) == min(100, taken + 5)
             stream.release(await stream.next())
-
-
-async def test_jobs_that_need_no_permit_and_nothing_else():
-    stream = JobStream(
-        doubles.permits(doubles.gate(1)), Drawer(range(9)), double, window=3, needs_permit=lambda _: False
-    )
-    async with stream:
-        assert sorted(await results_of(stream)) == list(range(0, 18, 2))
 
 
 async def test_a_job_may_be_released_twice():

@@ -113,25 +113,6 @@ def test_the_clock_is_that_of_the_loop_in_which_it_was_first_read():
     assert asyncio.run(main()) == clock() == 17.0
 
 
-def test_the_clock_is_the_systems_unless_the_loop_has_one_of_its_own():
-    class Own(asyncio.SelectorEventLoop):
-        def time(self) -> float:
-            return 17.0
-
-    async def read() -> object:
-        clock = LoopClock()
-        clock()
-        return clock._time
-
-    usual, own = asyncio.new_event_loop(), Own()
-    try:
-        assert usual.run_until_complete(read()) is time.monotonic
-        assert own.run_until_complete(read()) == own.time
-    finally:
-        usual.close()
-        own.close()
-
-
 def test_a_loop_runs_in_its_own_thread_only():
     async def main() -> tuple[bool, bool]:
         loop = asyncio.get_running_loop()

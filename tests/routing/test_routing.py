@@ -143,25 +143,6 @@ async def test_the_next_click_gets_the_same_link_until_it_is_entered():
     assert panel.asked == [("m-1", 2), ("m-1", 1)]
 
 
-async def test_clicks_at_the_same_moment_make_one_request():
-    panel = Panel(1, 2)
-    panel.answers[2] = anyio.Event()
-    async with router_of(panel) as router, anyio.create_task_group() as tasks:
-        routes = []
-
-        async def go():
-            routes.append(await click(router))
-
-        for _ in range(5):
-            tasks.start_soon(go)
-        await panel.began.wait()
-        await wait_all_tasks_blocked()
-        panel.answers[2].set()
-    assert len({route.url for route in routes}) == 1
-    assert sorted(route.is_repeat for route in routes) == [False, True, True, True, True]
-    assert panel.asked == [("m-1", 2)]
-
-
 async def test_a_herd_of_one_member_is_one_question_to_the_store_and_one_request():
     panel, wishes = Panel(1, 2), []
     panel.answers[2] = anyio.Event()

@@ -20,7 +20,8 @@ from sampling_async._wire.address import Secret, base_url_of, comparable, guid_o
 
 
 @pytest.mark.parametrize(
-    "value", ["", "x", f"{doubles.KEY}\n", f" {doubles.KEY}", f"{{{doubles.KEY}}}", None, 7]
+    "value",
+    ["", "x", f"{doubles.KEY}\n", f" {doubles.KEY}", f"{{{doubles.KEY}}}", f"{doubles.KEY}\uff43", None, 7],
 )
 @pytest.mark.parametrize("name", ["api_key", "panel_guid"])
 def test_key_and_panel_must_be_guids_and_are_not_repeated(name, value):

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from sampling_async import TransportError, TransportTimeoutError
-from sampling_async._wire.failures import Refusal, failure_of_test, translated, was_never_sent, way_of
+from sampling_async._wire.failures import Refusal, failure_of_test, translated, was_never_sent
 from sampling_async._wire.http1 import NotHttp
 from sampling_async._wire.trust import text_of
 
@@ -142,15 +142,6 @@ def test_the_way_of_a_connection_is_reported_only_where_it_failed():
         .endswith("; by mule")
     )
     assert "mule" not in translated(httpx.ReadError("x"), "unknown", sent=True, way="; by mule").args[0]
-
-
-@pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
-def test_a_proxy_of_the_environment_that_is_not_used_is_named(name):
-    environment = {name: "http://agent:hunter2@proxy:3128", "HTTP_PROXY": "http://other"}
-    way = way_of("https", has_proxy=False, environment=environment)
-    assert way == f"; {name} is set but not used: give proxy= or set SAMPLING_PROXY"
-    assert way_of("https", has_proxy=True, environment=environment) == "; the connection goes through the proxy"
-    assert way_of("https", has_proxy=False, environment={"HTTP_PROXY": "http://other", name: ""}) == ""
 
 
 @pytest.mark.parametrize(
