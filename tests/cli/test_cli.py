@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import anyio
 import doubles
@@ -31,9 +29,6 @@ from sampling_async import Survey as SurveyRecord
 from sampling_async.simulator import Fault
 
 UNKNOWN_KEY = "cafecafe-0000-4000-8000-00000000cafe"
-
-
-ROOT = Path(__file__).parents[2]
 
 
 # --- Reading
@@ -453,12 +448,6 @@ def test_names_of_options_are_lower_case():
 
 
 # --- As a program
-
-
-def test_help_does_not_import_a_server():
-    code = "import sys, sampling_async._cli._commands; print({'starlette', 'uvicorn'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("name", ["typer", "rich"])

@@ -15,7 +15,7 @@ from fault_server import PROCESSED, RECONTACT_CODES, RIGHT, FaultServer, answer,
 from kit import ONCE, assert_idle, call, client_of
 
 import sampling_async
-from sampling_async import ClientClosedError, InvalidRequestError, InviteRequest, RetryPolicy, TransportError
+from sampling_async import ClientClosedError, InvalidRequestError, TransportError
 
 # --- 13: interrupted lists
 
@@ -300,13 +300,3 @@ async def test_mode_30_a_client_works_before_its_block_and_closes_after_it():
             assert len(await client.get_settings()) == 2
         with pytest.raises(ClientClosedError):
             await client.get_settings()
-
-
-async def test_mode_30_a_fan_out_held_back_by_the_service_ends_when_the_client_closes():
-    service = doubles.Service(doubles.httpx.Response(429, headers={"Retry-After": "30"}))
-    client = doubles.client(service, sleep=lambda _: anyio.sleep_forever(), retry=RetryPolicy())
-    async with client.fan_out([InviteRequest("m1", range(1, 31))], chunk_size=10) as outcomes:
-        await anyio.wait_all_tasks_blocked()
-        with anyio.fail_after(60):
-            await client.aclose()
-            assert {outcome.status async for outcome in outcomes} == {"not_sent"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import subprocess
 import sys
@@ -386,15 +385,6 @@ async def test_bytes_that_tls_has_decrypted_are_returned_without_waiting(monkeyp
     wire._sock = wire._tls = Pending()
     wire._waits, wire._asked = None, 0
     assert await wire.receive() == b"a"
-
-
-async def test_a_send_to_a_peer_that_reads_nothing_ends_at_the_limit(sockets):
-    ours, _ = sockets
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            ours.send(b"x" * 65536)
-    with pytest.raises(TooSlow):
-        await Wire(ours).send(b"x", lambda _: None, 0.001)
 
 
 # --- Turns for the event loop during long work

@@ -323,19 +323,12 @@ async def test_a_member_who_fits_nothing_costs_no_request():
     assert panel.asked == []
 
 
-async def test_a_quota_that_is_full_is_closed_for_all():
+@pytest.mark.parametrize("code", [ResultCode.QUOTA_FULL, ResultCode.SURVEY_COMPLETES_CAP_ACHIEVED])
+async def test_a_quota_or_survey_that_takes_nobody_is_closed_for_all(code):
     panel = Panel(1, 2)
-    panel.answers[2] = ResultCode.QUOTA_FULL
+    panel.answers[2] = code
     async with router_of(panel) as router:
         assert (await click(router)).invite.quota_id == 1
-        assert ids(router.offers(Member("another", MEMBER.profile))) == [1]
-
-
-async def test_a_survey_that_takes_nobody_is_closed_for_all():
-    panel = Panel(1, 2)
-    panel.answers[2] = ResultCode.SURVEY_COMPLETES_CAP_ACHIEVED
-    async with router_of(panel) as router:
-        await click(router)
         assert ids(router.offers(Member("another", MEMBER.profile))) == [1]
 
 

@@ -134,16 +134,6 @@ def test_streams_have_the_public_names_of_the_async_ones(name):
     assert public(blocking) - attributes == public(asynchronous) - {"fill", "next_now", "result"}
 
 
-def test_only_who_wants_it_loads_it():
-    code = """
-import sys, sampling_async
-sampling_async.SamplingClient
-print(sorted(name for name in sys.modules if name.startswith("sampling_async.sync")))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 # --- Calls
 
 

@@ -64,12 +64,6 @@ def test_its_options_are_those_of_the_async_router_and_of_the_watch():
     assert given.keys() - theirs.keys() == {"every", "cache", "kinds", "policy", "rank"}
 
 
-def test_only_who_wants_the_router_loads_it():
-    code = "import sys, sampling_async.sync; print('sampling_async.routing' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
 # --- Clicks
 
 

@@ -198,15 +198,6 @@ def test_folded_lines_are_joined_with_blanks():
     assert answer.headers == [(b"X", b"a  \tb"), (b"Y", b"c"), (b"Content-Length", b"2")]
 
 
-def test_an_endless_folded_head_is_refused():
-    answer, taken = fed(OK + b"X: y"), 0
-    with pytest.raises(httpx.RemoteProtocolError):
-        while taken < 2**20:
-            answer.feed(b"\r\n " + b"y" * 1000)
-            taken += 1003
-    assert 90 * 1024 < taken < 110 * 1024
-
-
 def test_a_folded_head_that_is_cut_is_refused():
     with pytest.raises(httpx.RemoteProtocolError, match=ENDED):
         fed(OK + b"X: a\r\n b\r\n", b"")
@@ -250,9 +241,16 @@ def test_endless_trailers_are_not_kept_in_memory():
     assert sum(len(value) for _, value in answer.headers) < 2**20
 
 
-@pytest.mark.parametrize("line", [b"X: y\r\n", b"X: " + b"y" * 5000 + b"\r\n"])
-def test_an_endless_head_is_refused(line):
-    answer, taken = fed(OK), 0
+@pytest.mark.parametrize(
+    ("first", "line"),
+    [
+        (b"", b"X: y\r\n"),
+        (b"", b"X: " + b"y" * 5000 + b"\r\n"),
+        (b"X: y", b"\r\n " + b"y" * 1000),  # folded
+    ],
+)
+def test_an_endless_head_is_refused(first, line):
+    answer, taken = fed(OK + first), 0
     with pytest.raises(httpx.RemoteProtocolError):
         while taken < 2**20:
             answer.feed(line)
