@@ -149,22 +149,6 @@ async def test_a_probe_of_a_stuck_client_reports_how_certain_the_outage_is(is_ce
     assert probes.time.now == pytest.approx(tried_at, abs=2 * (not is_certain))
 
 
-async def test_a_probe_waits_a_minute_at_most_for_a_retry_after():
-    probes = Probes()
-    probes.fail(3, retry_after=3600.0)
-    assert await probes.outage.over(600.0, 0.0)
-    assert probes.time.now == 60.0
-
-
-async def test_a_broken_probe_of_a_stuck_client_is_a_response_if_the_requests_failed_otherwise():
-    probes = Probes(Away(is_certain=False))
-    probes.fail(2)
-    await probes.outage.probe_if_stuck(lambda: True)
-    assert not probes.outage.is_on
-    probes.fail(2)
-    assert not probes.outage.is_on
-
-
 async def test_another_caller_probes_if_the_first_is_cancelled():
     """There is no separate task for probes: if the probing caller is cancelled, the next waiter must probe."""
     time, asked = doubles.FakeTime(), 0
@@ -286,11 +270,22 @@ async def test_attempts_from_before_the_end_of_an_outage_say_nothing_and_those_f
     assert probes.outage.is_on
 
 
-async def test_pauses_double_up_to_the_longest():
-    probes = Probes(0.0, 0.0, 0.0, 0.0, 0.0)
-    probes.fail(3)
+@pytest.mark.parametrize(
+    ("answers", "random", "retry_after", "slept"),
+    [
+        ([0.0] * 5, 1.0, 0.0, [0.25, 0.5, 1.0, 1.5, 1.5, 1.5]),
+        ([0.0], 0.0, 0.0, [0.125, 0.25]),  # drawn from their half up
+        ([7.0, 0.1], 1.0, 20.0, [20.0, 7.0, 1.0]),  # as long as the service asked
+        ([], 1.0, 3600.0, [60.0]),  # and a minute at most
+    ],
+)
+async def test_pauses_double_up_to_the_longest_unless_the_service_asks_for_longer_ones(
+    answers, random, retry_after, slept
+):
+    probes = Probes(*answers, random=random)
+    probes.fail(3, retry_after=retry_after)
     assert await probes.outage.over(600.0, 0.0)
-    assert probes.time.slept == pytest.approx([0.25, 0.5, 1.0, 1.5, 1.5, 1.5])
+    assert probes.time.slept == pytest.approx(slept)
 
 
 async def test_each_fourth_probe_may_take_as_long_as_it_likes():
@@ -298,20 +293,6 @@ async def test_each_fourth_probe_may_take_as_long_as_it_likes():
     probes.fail(3)
     assert await probes.outage.over(600.0, 0.0)
     assert probes.limits == [2.0, 2.0, 2.0, math.inf] * 2 + [2.0]
-
-
-async def test_pauses_are_drawn_from_their_half_up():
-    probes = Probes(0.0, random=0.0)
-    probes.fail(3)
-    assert await probes.outage.over(600.0, 0.0)
-    assert probes.time.slept == pytest.approx([0.125, 0.25])
-
-
-async def test_a_probe_waits_as_long_as_the_service_asked():
-    probes = Probes(7.0, 0.1)
-    probes.fail(3, retry_after=20.0)
-    assert await probes.outage.over(600.0, 0.0)
-    assert probes.time.slept == pytest.approx([20.0, 7.0, 1.0])
 
 
 async def test_the_time_away_counts_from_the_failure_that_began_it():
@@ -386,10 +367,12 @@ async def test_no_probe_is_sent_if_all_is_well_after_the_pause_before_it():
     assert (probes.limits, answers) == ([], [])
 
 
-async def test_a_probe_of_a_stuck_client_that_is_answered_ends_the_suspicion():
-    probes = Probes()
+@pytest.mark.parametrize("answer", [None, Away(is_certain=False)])
+async def test_a_probe_of_a_stuck_client_that_is_answered_or_fails_otherwise_ends_the_suspicion(answer):
+    probes = Probes(answer)
     probes.fail(2)
     await probes.outage.probe_if_stuck(lambda: True)
+    assert not probes.outage.is_on
     probes.fail(2)
     assert not probes.outage.is_on
 

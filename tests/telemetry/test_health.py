@@ -23,7 +23,7 @@ from test_telemetry import Collected
 from sampling_async import InvalidRequestError, OutagePolicy, TransportTimeoutError
 from sampling_async._pacing.threads import in_thread
 from sampling_async._telemetry.vitals import VitalsMetrics
-from sampling_async.health import Health, HealthReport
+from sampling_async.health import Health
 from sampling_async.notifications import (
     Completion,
     GiveUp,
@@ -432,17 +432,6 @@ async def test_metrics_end_with_their_object(collected, inbox):
         del health
         gc.collect()
         assert await in_thread(values, collected) == {}
-
-
-async def test_facts_of_a_kind_are_counted_apart(collected, inbox):
-    async with inbox:
-        health = Health(inbox=inbox, telemetry=collected.telemetry())
-        for wave in range(3):
-            await post(inbox, "terminate", {**TERMINATE, "WaveId": wave})
-        found = await in_thread(values, collected)
-    assert found["facts.pending"]["terminate"] == 3
-    assert found["facts.pending"]["completion"] == 0
-    assert isinstance(await health.report(), HealthReport)
 
 
 async def test_a_report_is_json_while_facts_wait(new_address):
