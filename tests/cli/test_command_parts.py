@@ -37,18 +37,6 @@ def ids_of_member():
     return _sources.QuotaIDs("ids", "m")
 
 
-def test_ids_split_between_blocks_are_joined():
-    class Drip(io.BytesIO):
-        def read(self, size=-1):
-            return super().read(min(size, 3))
-
-    async def read():
-        source = _sources.Items(lambda: Drip(b"1234567, 89\n10 1100042"), ids_of_member().feed)
-        return [each async for each in source]
-
-    assert anyio.run(read) == [1234567, 89, 10, 1100042]
-
-
 def test_ids_are_sent_as_they_come_though_no_line_ends():
     parser = ids_of_member()
     assert [list(parser.feed(block)) for block in (b"1 2 3 ", b"4 5", b"6 ")] == [[1, 2, 3], [4], [56]]

@@ -370,10 +370,6 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
             ["panel.csv", "--column", "1001538=alter"],
             "panel.csv: --column 1001538=alter: there is no column 'alter'",
         ),
-        (
-            ["panel.jsonl", "--column", "1001538=alter"],
-            "panel.jsonl: --column 1001538=alter: there is no column",
-        ),
         (["panel.parquet", "--column", "1001538=alter"], "the columns are 'member_code', '1001007'"),
         (
             ["SELECT 1 AS age", "--column", "1001538=alter"],
@@ -405,7 +401,6 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
         (["twice.csv", "--top", "1"], "twice.csv has 2 columns '1001538'"),
         (["broken.parquet"], "broken.parquet"),
         (["broken.jsonl"], "broken.jsonl, line 2: each line of a panel must be a JSON object"),
-        (["unknown.jsonl"], "the panel has no column for any question of the inventory"),
         (["short.csv"], "CSV parse error: Expected 2 columns, got 1"),
         (["panel.csv", "--output", "panel.csv"], "--output panel.csv is the panel itself"),
         (["panel.csv", "--inventory", "stock.jsonl", "--output", "stock.jsonl"], "is the inventory itself"),
@@ -428,7 +423,6 @@ def test_errors_are_reported_in_one_line(panel, arguments, words):
     (panel / "broken.parquet").write_bytes(b"PAR1 no")
     (panel / "broken.jsonl").write_text('{"1001538": 30}\n{"1001538": \n')
     (panel / "no_codes.csv").write_text(f"{AGE}\n30\n")
-    (panel / "unknown.jsonl").write_text('{"age": 30}')
     (panel / "half.json").write_text('{"2006351": [18.9, 24]}')
     (panel / "zero.jsonl").write_text('{"1001042": "01023"}\n\n{"1001042": 1023}\n')
     (panel / "number.jsonl").write_text('{"id": 123, "1001538": 30}\n{"id": "m"}\n')

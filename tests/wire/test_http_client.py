@@ -388,18 +388,6 @@ async def test_a_mistake_in_a_hook_is_no_outage_to_wait_for():
     assert "http_client raised KeyError before anything was sent" in str(result[0].error)
 
 
-async def test_a_transport_that_says_nothing_may_have_sent():
-    async def reset(_):
-        raise httpx.ReadError("cut")
-
-    for error, delivery in ((httpx.ReadError("cut"), "unknown"), (httpx.ConnectError("no"), "not_sent")):
-        transport = httpx.MockTransport(doubles.Service(error))
-        async with httpx.AsyncClient(transport=transport) as http_client, client_of(http_client) as client:
-            with pytest.raises(TransportError) as caught:
-                await client.generate_invite("m", 1)
-        assert caught.value.delivery == delivery
-
-
 def unused_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
