@@ -308,23 +308,6 @@ async def test_the_delivery_of_an_attempt_is_that_of_its_failure():
     assert call.delivery == "unknown"
 
 
-async def test_the_time_of_an_attempt_that_was_cut_off_is_reported():
-    spans, time, cancelled = Spans(), doubles.FakeTime(), anyio.CancelScope()
-    time.now = 100.0
-
-    async def answer(_: httpx.Request) -> httpx.Response:
-        time.now += 2.0
-        cancelled.cancel()
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    async with doubles.client(answer, time, telemetry=spans) as client:
-        with cancelled:
-            await client.get_settings()
-    (told, *_) = spans.told
-    assert (told[0], told[4]) == ("attempt", 2.0)
-
-
 async def test_the_report_of_a_call_keeps_its_latest_attempts():
     seen = Watcher()
     answers = [httpx.Response(400, json={"Result": "X", "ResultCode": 2})] * 1
@@ -349,7 +332,7 @@ async def test_the_shares_of_a_client_are_watched_too():
 
 
 async def test_an_attempt_that_was_cut_off_is_reported_and_the_call_keeps_its_time():
-    seen, time = Watcher(), doubles.FakeTime()
+    seen, spans, time = Watcher(), Spans(), doubles.FakeTime()
     cancelled = anyio.CancelScope()
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -361,9 +344,10 @@ async def test_an_attempt_that_was_cut_off_is_reported_and_the_call_keeps_its_ti
         await anyio.sleep_forever()
         raise AssertionError
 
-    async with doubles.client(answer, time, **seen.hooks()) as client:
+    async with doubles.client(answer, time, telemetry=spans, **seen.hooks()) as client:
         with cancelled:
             await client.get_quotas()
+    assert [told[4] for told in spans.told if told[0] == "attempt"] == pytest.approx([1.0, 5.0])
     assert [(each.number, each.error, each.delivery) for each in seen.attempts] == [
         (1, "ServerError", seen.attempts[0].delivery),
         (2, type_of_cancellation(), "unknown"),
