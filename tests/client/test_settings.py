@@ -99,11 +99,6 @@ def test_different_settings_have_different_hashes():
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_a_setting_is_found_whatever_its_case_and_blanks():
-    settings = PartnerSettings([Setting(name=" qualifiedurl", value="https://example.com/q?pid=[pid]")])
-    assert settings.qualified_url == "https://example.com/q?pid=[pid]"
-
-
 def test_a_repr_fits_a_line_and_names_the_first():
     settings = PartnerSettings([Setting(f"Setting {n}", "d" * 80, "v" * 80) for n in range(21)])
     assert repr(settings).startswith("PartnerSettings('Setting 0', ")

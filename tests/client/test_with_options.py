@@ -57,25 +57,6 @@ class Counted:
 # --- What is shared
 
 
-async def test_five_panels_keep_one_limit():
-    service = Counted()
-    async with doubles.client(service, max_concurrency=4) as client, anyio.create_task_group() as tasks:
-        panels = [client.with_options(panel_guid=guid) for guid in PANELS]
-        results = []
-
-        async def ask(panel, number):
-            results.append(await panel.bulk_invite(f"m{number}", range(1, 1001)))
-
-        for number, panel in enumerate(panels):
-            tasks.start_soon(ask, panel, number)
-        await wait_all_tasks_blocked()
-        assert service.now == 4
-        assert {panel.snapshot().running for panel in panels} == {4}
-        service.go_on.set()
-    assert service.most == 4
-    assert [len(result.invited) for result in results] == [500] * 5
-
-
 async def test_five_simulated_panels_keep_one_limit_and_one_that_is_refused_stops_no_other():
     sim = Simulator(3, surveys=20, members=10, latency=Latency(a=0.002))
     for _ in range(4):
