@@ -61,14 +61,6 @@ async def test_a_repeated_id_is_sent_once_and_has_an_outcome_at_each_place():
         assert doubles.asked(service.requests[0]) == [5, 7]
 
 
-async def test_a_collection_is_sent_once_across_chunks_too():
-    service = doubles.Service(doubles.bulk)
-    async with doubles.client(service) as client:
-        async with client.stream_bulk_invite("m", [*range(1, 101), 1]) as outcomes:
-            assert len([outcome async for outcome in outcomes]) == 101
-    assert len(service.requests) == 1
-
-
 async def test_a_panel_is_fanned_out_member_by_member():
     service = doubles.Service(doubles.bulk)
     requests = [InviteRequest(f"m{n}", range(1, 20 + n)) for n in range(5)]
