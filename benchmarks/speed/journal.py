@@ -61,7 +61,7 @@ class Journaling(OurClient):
 
     async def _fan_out(self, path: Path | None) -> None:
         answered = 0
-        journal = None if path is None else Journal(path)
+        journal = None if path is None else Journal(path, only_input=True)  # not the earlier run's
         async with self.client.fan_out(self._new_requests(), journal=journal) as outcomes:
             async for outcome in outcomes:
                 answered += outcome.status in {"invited", "rejected"} and not outcome.replayed
