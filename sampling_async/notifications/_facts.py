@@ -135,8 +135,8 @@ class Hit:
 
     def without(self, members: AbstractSet[str]) -> Hit:
         """Return the hit without its body if it names one of these; what was not understood is needed whole."""
-        named = {entry.member_code for entry in self.entries}
-        if members.isdisjoint(named) or any(entry.kind is None for entry in self.entries):
+        is_named = not members.isdisjoint(entry.member_code for entry in self.entries)
+        if not is_named or any(entry.kind is None for entry in self.entries):
             return self
         return evolve(self, receipt=evolve(self.receipt, body=b"", query="", headers=()))
 

@@ -450,7 +450,7 @@ class SqlStore(ABC):
                     kind=Kind(kind) if kind else None,
                     pending=int(pending),  # PostgreSQL's sum of whole numbers is a Decimal
                     dead=int(dead),
-                    oldest_at=at and float(at),
+                    oldest_at=None if at is None else float(at),
                 )
                 for kind, pending, dead, at in rows
             ]

@@ -904,6 +904,7 @@ READINGS = {
         ("facts", "standing", "stays", "facts"),
         ("facts", "at", "yesterday", "facts"),
         ("facts", "at", "yesterday", "backlog"),
+        ("facts", "at", "", "backlog"),
         ("facts", "fields", "[1]", "facts"),
         ("facts", "fields", '{"UniqueCode": ', "facts"),
         ("facts", "label", "[", "rows"),
