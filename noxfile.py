@@ -109,7 +109,7 @@ def types(session: nox.Session) -> None:
     """Check types with mypy (strict) and pyright: the package, a typing test, and the examples of the pages."""
     install(session, "types")
     examples = f"{session.create_tmp()}/examples"
-    session.run("python", "tests/docs_kit.py", examples)
+    session.run("python", "tests/project/docs_kit.py", examples)
 
     def mypy() -> None:
         session.run("mypy")

@@ -58,7 +58,7 @@ def simulated(surveys: int, members: int, panel: Path) -> Simulator:
     """Make the service, and write its panel."""
     latency = Latency(a=0.004, b=0.0001, workers=8)
     sim = Simulator(SEED, surveys=surveys, members=members, latency=latency)
-    pq.write_table(tool("campaign_kit").panel_table(sim), panel)
+    pq.write_table(tool("panel_kit").panel_table(sim), panel)
     return sim
 
 

@@ -40,9 +40,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-from notifications_kit import NOTE_SETTLED  # the folder of the tests must be on the path
-from ports import free_port
-from postgres_kit import Cluster, missing
+from store_kit import (
+    NOTE_SETTLED,  # the folder of the tests must be on the path
+    Cluster,
+    missing,
+)
+from wire import free_port
 
 from sampling_async.notifications import (
     Completion,

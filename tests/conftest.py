@@ -16,7 +16,7 @@ import pytest
 import typer.rich_utils  # noqa: F401  it reads FORCE_COLOR when it is imported, and some tests set that
 from cli_kit import point_at
 from hypothesis import HealthCheck, settings
-from postgres_kit import Cluster, missing
+from store_kit import Cluster, missing
 
 from sampling_async.simulator import Latency, Simulator
 

@@ -1,4 +1,4 @@
-"""Test doubles for the client: a clock, a service in memory, bodies as in the contract."""
+"""Test doubles for the client: a clock, a service in memory, bodies as in the contract, gates."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from sampling_async._wire.bodies import LimitedBody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
 
 PANEL = "aaaaaaaa-1111-2222-3333-444444444444"
 KEY = "bbbbbbbb-5555-6666-7777-888888888888"
@@ -246,3 +247,13 @@ async def ids(*numbers: int) -> AsyncIterator[int]:
     """Yield quota IDs: input that can be read only once."""
     for number in numbers:
         yield number
+
+
+def fixed(maximum: int, time: FakeTime) -> Gate:
+    return Gate(maximum, clock=time.clock, sleep=time.sleep, random=lambda: 0.0)
+
+
+async def held(shut: Gate, kind: str) -> Permit:
+    permit = Permit(shut, Lane(kind))
+    await permit.acquire()
+    return permit

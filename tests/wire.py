@@ -1,8 +1,9 @@
-"""A server with scripted sockets, for tests that need a real connection."""
+"""Real sockets: a server whose connections follow a script, and free ports."""
 
 from __future__ import annotations
 
 import json
+import random
 import re
 import socket
 import struct
@@ -142,3 +143,15 @@ def serve_each(reply: Callable[[bytes], bytes]) -> Callable[[Connection], None]:
             connection.send(reply(request))
 
     return script
+
+
+def free_port() -> int:
+    """Return a free port that the system gives to nobody who asks for any port: it gives higher ones."""
+    chosen = random.SystemRandom()
+    while True:
+        port = chosen.randrange(20_000, 32_000)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from attrs import asdict
 from scoreboard.board import Row, at_most
 from scoreboard.testkit import tool
 from speed.measuring import Watch, peak_mib
@@ -80,12 +79,7 @@ def inventory() -> Quotas:
 def write_panels(panels: dict[int, Path]) -> None:
     """Write panels of some sizes."""
     people = generate_members(SEED, members=DIFFERENT, inventory=inventory())
-    taken = [[asdict(each) for each in member.participations] for member in people]
-    some = tool("matching_kit").panel_of(
-        [member.profile for member in people],
-        device_type=[member.device_type_id for member in people],
-        participations=pa.array(taken, tool("campaign_kit").TAKEN),
-    )
+    some = tool("panel_kit").table_of(people).drop_columns("member_code")
     for size, path in panels.items():
         schema = pa.schema([pa.field("member_code", pa.string()), *some.schema])
         with pq.ParquetWriter(path, schema) as writer:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sampling_async.campaign import Summary
 
-notes: Final = tool("notifications_kit")
+notes: Final = tool("store_kit")
 NOW: Final = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 CURRENCIES: Final = (1, 9, 44)
 

@@ -80,7 +80,7 @@ def _rows_through_proxy(seconds: float, seed: int, how: str) -> list[Row]:
 @contextmanager
 def _proxy(service_at: Address) -> Iterator[tuple[Options, str]]:
     """Run a proxy and a TLS server in front of the service. Yield a client's options and the https address."""
-    program = ROOT / "tests" / "forward_proxy.py"
+    program = ROOT / "tests" / "proxies" / "forward_proxy.py"
     with subprocess.Popen(
         [sys.executable, program, service_at.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -21,7 +21,7 @@ from scoreboard.testkit import tool
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-kit: Final = tool("postgres_kit")
+kit: Final = tool("store_kit")
 SCHEMAS: Final = ("store_de", "store_us", "store_jp")
 
 

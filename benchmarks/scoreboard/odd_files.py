@@ -28,7 +28,7 @@ from scoreboard.board import Row, Run, exactly, published
 from scoreboard.testkit import tool
 
 cli: Final = tool("cli_kit")
-notes: Final = tool("notifications_kit")
+notes: Final = tool("store_kit")
 FAULT: Final = 70
 HEAD: Final = 100
 PAGE: Final = 4_096
@@ -106,7 +106,7 @@ def _right_files(folder: Path) -> Simulator:
 
 
 async def _right_databases(folder: Path, simulator: Simulator) -> None:
-    kit = tool("campaign_kit")
+    kit = tool("panel_kit")
     (folder / "out").mkdir()
     quota_ids = cli.quota_ids(simulator)
     async with simulator.client() as client, Inbox(folder / "n.db", secrets=notes.SECRET) as inbox:

@@ -31,7 +31,7 @@ from scoreboard.testkit import tool
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-campaign_kit: Final = tool("campaign_kit")
+panel_kit: Final = tool("panel_kit")
 
 MEMBERS: Final = 4
 QUOTAS: Final = 60
@@ -118,11 +118,11 @@ def _plans(seed: str) -> tuple[bool, bool]:
 
 async def _planned(random: Random) -> tuple[bool, bool]:
     simulator = Simulator(random.randrange(1000), surveys=20, members=60)
-    panel = campaign_kit.panel_table(simulator)
+    panel = panel_kit.panel_table(simulator)
     async with (
         simulator.client() as client,
         client.watch_quotas(600) as watch,
-        LiveIndex(watch, kinds=campaign_kit.KINDS) as live,
+        LiveIndex(watch, kinds=panel_kit.AGES) as live,
     ):
         await live.ready()
 

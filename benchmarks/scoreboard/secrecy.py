@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 KEY: Final = "c0ffee00-5ec2-4e7c-a11a-0ddba11deca1"
 MEMBER: Final = "canary member/zykovqx"
 """No hexadecimal digits at its end: four of them also stand in some addresses of objects."""
-CANARY: Final = Path(__file__).parents[2] / "tests" / "agent_canary.py"
+CANARY: Final = Path(__file__).parents[2] / "tests" / "telemetry" / "agent_canary.py"
 AGENTS: Final = ("sentry", "opentelemetry", "newrelic", "ddtrace")
 CHANNELS: Final = ("log", "printed", "str", "repr", "attributes", "traceback", "pickle")
 """The places where neither may occur. `attributes` and `pickle` are those of errors."""

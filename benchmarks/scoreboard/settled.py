@@ -23,7 +23,7 @@ from sampling_async.simulator import Fault, Notifying, Simulator
 from scoreboard.board import Row, Run, at_least, exactly, published
 from scoreboard.testkit import tool
 
-campaigns: Final = tool("campaign_kit")
+campaigns: Final = tool("panel_kit")
 NOW: Final = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 SECRET: Final = "a-secret-of-the-scoreboard"
 TOGETHER: Final = 200  # notifications in one body

@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "howto" / "doctor.md"
 COLUMNS, LINES = 80, 60
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests" / folder) for folder in ("cli", "proxies")]
 import broken_services  # noqa: E402  beside the tests that use it too
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 
 import anyio
 import pytest
-from campaign_kit import all_of, campaign_of, holds, planned_campaign, rows, rows_written
+from panel_kit import all_of, campaign_of, holds, planned_campaign, sql
 
 from sampling_async import InvalidRequestError, SamplingClient
 from sampling_async.campaign import Campaign, LedgerError, Limits
@@ -100,9 +100,9 @@ async def test_what_is_left_early_goes_on_later(sim, tmp_path):
     assert (summary.state, summary.runs) == ("finished", 5)
     asked = "SELECT count(DISTINCT member) FROM pairs WHERE state NOT IN ('pending', 'skipped')"
     async with sim.client() as client, Campaign(client, ledger=tmp_path / "run.ledger").run() as run:
-        assert [(run.members,)] == rows(tmp_path / "run.ledger", asked)
+        assert [(run.members,)] == sql(tmp_path / "run.ledger", asked)
     holds(sim, summary)
-    known = rows(tmp_path / "run.ledger", "SELECT count(*) FROM pairs WHERE state = 'invited'")[0][0]
+    known = sql(tmp_path / "run.ledger", "SELECT count(*) FROM pairs WHERE state = 'invited'")[0][0]
     assert known == summary.pairs.invited
 
 
@@ -156,7 +156,7 @@ async def test_what_was_in_flight_when_a_process_died_is_unknown_and_not_asked_a
         assert before.spent == 2.0 * lost  # each may be an invite
         outcomes = await all_of(again.run())
         summary = await again.summary()
-    code = rows(path, "SELECT code FROM members WHERE id = 1")[0][0]
+    code = sql(path, "SELECT code FROM members WHERE id = 1")[0][0]
     assert code not in {outcome.member_code for outcome in outcomes}
     assert summary.pairs.unknown == lost
     assert summary.state == "finished"
@@ -168,7 +168,7 @@ async def test_a_run_whose_limits_cannot_be_read_any_more_stops(tmp_path):
         with pytest.raises(LedgerError, match="holds limits that cannot be used"):
             async with campaign.run() as run:
                 await anext(run)
-                rows_written(tmp_path / "run.ledger", "UPDATE facts SET value = '{' WHERE name = 'limits'")
+                sql(tmp_path / "run.ledger", "UPDATE facts SET value = '{' WHERE name = 'limits'")
                 async for _ in run:
                     pass
         assert run.reason == "its ledger cannot be looked at: LedgerError"
@@ -247,7 +247,7 @@ def test_a_killed_process_goes_on_from_its_ledger_and_requests_nothing_twice(tmp
     assert summary.pairs.unknown == before.pairs.unknown
     holds(sim, summary)
     query = "SELECT m.code, p.quota, p.state FROM pairs AS p JOIN members AS m ON m.id = p.member"
-    states = {(code, quota): state for code, quota, state in rows(path, query)}
+    states = {(code, quota): state for code, quota, state in sql(path, query)}
     made = sim.ledger.by_pair()
     assert all(states[pair] in {"invited", "unknown"} for pair in made)
     assert all(state != "invited" or pair in made for pair, state in states.items())

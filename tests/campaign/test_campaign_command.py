@@ -22,7 +22,6 @@ from uuid import uuid4
 import anyio
 import pyarrow.parquet as pq
 import pytest
-from campaign_kit import forget_command
 from cli_kit import (
     ENDINGS,
     at_keyboard,
@@ -34,6 +33,7 @@ from cli_kit import (
     served_panel,
     wait_after_signal,
 )
+from panel_kit import forget_command
 
 from sampling_async.campaign import Campaign
 from sampling_async.notifications import OutcomeLedger

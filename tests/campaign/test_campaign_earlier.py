@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from attrs import evolve
-from campaign_kit import KINDS, all_of, campaign_of, locked, panel_table
 from cli_kit import lines, run, served_panel
-from notifications_kit import COMPLETION, SECRET, post
+from panel_kit import AGES, all_of, campaign_of, locked, panel_table
+from store_kit import COMPLETION, SECRET, post
 
 from sampling_async import InvalidRequestError, Invite, InviteOutcome, ResultCode
 from sampling_async.campaign import erase_from_ledger
@@ -163,7 +163,7 @@ async def test_a_store_knows_invites_ends_and_links(tmp_path, new_address):
         inbox,
         sim.client() as client,
         client.watch_quotas() as watch,
-        LiveIndex(watch, kinds=KINDS) as live,
+        LiveIndex(watch, kinds=AGES) as live,
     ):
         await live.ready()
         _, first = await night(sim, client, tmp_path, "monday", panel=panel_table(sim, 60))

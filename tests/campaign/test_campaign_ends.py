@@ -11,10 +11,10 @@ from decimal import Decimal
 
 import pytest
 from attrs import evolve
-from campaign_kit import all_of, campaign_of
 from hypothesis import given
 from hypothesis import strategies as st
-from notifications_kit import SECRET
+from panel_kit import all_of, campaign_of
+from store_kit import SECRET
 
 from sampling_async.campaign import Conversion, Ends, Summary
 from sampling_async.campaign._report import report

@@ -9,7 +9,7 @@ from datetime import date
 
 import pyarrow.parquet as pq
 import pytest
-from campaign_kit import all_of, campaign_of, planned_campaign, rows_written
+from panel_kit import all_of, campaign_of, planned_campaign, sql
 
 from sampling_async import InvalidRequestError
 from sampling_async.campaign import Campaign, Limits
@@ -128,7 +128,7 @@ async def test_a_run_that_was_killed_was_active_until_its_last_sign(sim, tmp_pat
             await anext(run)
             now += 24.0
             await run.poll_limits()
-        rows_written(tmp_path / "run.ledger", "UPDATE runs SET ended = NULL")
+        sql(tmp_path / "run.ledger", "UPDATE runs SET ended = NULL")
         assert (await campaign.summary()).active_seconds == 24.0
         now += 1000.0
         async with campaign.run():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
-from campaign_kit import all_of, campaign_of, holds, planned_campaign, rows
+from panel_kit import all_of, campaign_of, holds, planned_campaign, sql
 
 from sampling_async._journal import lock as _lock
 from sampling_async._journal.database import transaction
@@ -62,7 +62,7 @@ async def test_a_plan_that_another_process_made_meanwhile_is_taken(sim, tmp_path
         planner = await slow._planner()
         first = await campaign_of(sim, client, tmp_path).plan()
         assert slow._planned(planner, None, CancelFlag()) == first
-        assert rows(tmp_path / "run.ledger", "SELECT max(plan) FROM pairs") == [(1,)]
+        assert sql(tmp_path / "run.ledger", "SELECT max(plan) FROM pairs") == [(1,)]
 
 
 async def test_a_ledger_that_was_replaced_while_it_was_open_is_not_written(sim, tmp_path):

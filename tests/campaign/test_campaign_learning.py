@@ -7,7 +7,7 @@ from collections import Counter
 
 import anyio
 import pytest
-from campaign_kit import KINDS, all_of, campaign_of, holds, planned_campaign, rows, rows_written
+from panel_kit import AGES, all_of, campaign_of, holds, planned_campaign, sql
 
 from sampling_async import ForbiddenError, InvalidRequestError, OutagePolicy, RetryPolicy
 from sampling_async.campaign import Campaign, Lesson, erase_from_ledger
@@ -18,13 +18,13 @@ from sampling_async.simulator import Fault
 
 
 def pairs_by_state(path, quota_id):
-    return dict(rows(path, "SELECT state, count(*) FROM pairs WHERE quota = ? GROUP BY state", quota_id))
+    return dict(sql(path, "SELECT state, count(*) FROM pairs WHERE quota = ? GROUP BY state", quota_id))
 
 
 async def test_a_full_quota_is_requested_once_and_its_members_get_their_next_best(sim, tmp_path):
     async with planned_campaign(sim, tmp_path, max_concurrency=1) as campaign:
         path = tmp_path / "run.ledger"
-        busiest, planned = rows(path, "SELECT quota, count(*) FROM pairs GROUP BY quota ORDER BY 2 DESC")[0]
+        busiest, planned = sql(path, "SELECT quota, count(*) FROM pairs GROUP BY quota ORDER BY 2 DESC")[0]
         sim.faults.add(Fault.refusal(28).on("bulk_invite", quota_id=busiest))
         outcomes = await all_of(campaign.run())
         summary = await campaign.summary()
@@ -34,7 +34,7 @@ async def test_a_full_quota_is_requested_once_and_its_members_get_their_next_bes
     assert states["skipped"] >= planned - 2
     assert summary.skipped["QUOTA_FULL"] >= states["skipped"]
     assert next(each for each in summary.quotas if each.quota_id == busiest).closed == "QUOTA_FULL"
-    replaced = rows(path, "SELECT count(*) FROM pairs WHERE rank > 3 OR turn > 1")[0][0]
+    replaced = sql(path, "SELECT count(*) FROM pairs WHERE rank > 3 OR turn > 1")[0][0]
     assert replaced > 0
     assert summary.pairs.planned > planned
     holds(sim, summary, outcomes)
@@ -43,26 +43,26 @@ async def test_a_full_quota_is_requested_once_and_its_members_get_their_next_bes
 async def test_nothing_more_is_requested_for_a_blocked_member(sim, tmp_path):
     async with planned_campaign(sim, tmp_path) as campaign:
         path = tmp_path / "run.ledger"
-        ((code,),) = rows(path, "SELECT code FROM members ORDER BY id LIMIT 1")
+        ((code,),) = sql(path, "SELECT code FROM members ORDER BY id LIMIT 1")
         sim.faults.add(Fault.refusal(14).on("bulk_invite", member_code=code))
         await all_of(campaign.run())
-    assert rows(path, "SELECT closed FROM members WHERE code = ?", code) == [("MEMBER_BLOCKED",)]
+    assert sql(path, "SELECT closed FROM members WHERE code = ?", code) == [("MEMBER_BLOCKED",)]
     assert len(sim.ledger.requests(member_code=code)) == 1
-    turns = rows(path, "SELECT max(turn) FROM pairs JOIN members AS m ON m.id = member WHERE m.code = ?", code)
+    turns = sql(path, "SELECT max(turn) FROM pairs JOIN members AS m ON m.id = member WHERE m.code = ?", code)
     assert turns == [(1,)]
 
 
 async def test_a_technical_error_is_requested_again_and_ends_after_three(sim, tmp_path):
     async with planned_campaign(sim, tmp_path, retry_seconds=0.01) as campaign:
         path = tmp_path / "run.ledger"
-        (once,), (always,) = rows(path, "SELECT DISTINCT quota FROM pairs ORDER BY quota LIMIT 2")
+        (once,), (always,) = sql(path, "SELECT DISTINCT quota FROM pairs ORDER BY quota LIMIT 2")
         sim.faults.add(Fault.refusal(36).on("bulk_invite", quota_id=once, times=1))
         sim.faults.add(Fault.refusal(36).on("bulk_invite", quota_id=always))
         outcomes = await all_of(campaign.run())
         summary = await campaign.summary()
-    assert rows(path, "SELECT DISTINCT tries, code FROM pairs WHERE quota = ? AND state = 'rejected'", always)
-    assert {tries for (tries,) in rows(path, "SELECT tries FROM pairs WHERE quota = ?", always)} == {3}
-    assert 36 not in {code for (code,) in rows(path, "SELECT code FROM pairs WHERE quota = ?", once)}
+    assert sql(path, "SELECT DISTINCT tries, code FROM pairs WHERE quota = ? AND state = 'rejected'", always)
+    assert {tries for (tries,) in sql(path, "SELECT tries FROM pairs WHERE quota = ?", always)} == {3}
+    assert 36 not in {code for (code,) in sql(path, "SELECT code FROM pairs WHERE quota = ?", once)}
     holds(sim, summary)
     asked = [o for o in outcomes if o.quota_id == always]
     assert len(asked) == 3 * len({o.member_code for o in asked})
@@ -71,13 +71,13 @@ async def test_a_technical_error_is_requested_again_and_ends_after_three(sim, tm
 async def test_each_pair_that_the_service_saw_counts_as_requested(sim, tmp_path):
     """One quota answers with code 36 and then closes, while its pairs wait for another try."""
     async with sim.client() as client, client.watch_quotas(600) as watch:
-        async with LiveIndex(watch, kinds=KINDS) as live:
+        async with LiveIndex(watch, kinds=AGES) as live:
             await live.ready()
             campaign = campaign_of(sim, client, tmp_path, inventory=live, retry_seconds=0.01)
             await campaign.plan()
             path = tmp_path / "run.ledger"
             query = "SELECT quota FROM pairs GROUP BY quota ORDER BY count(*) DESC LIMIT 1"
-            ((busiest,),) = rows(path, query)
+            ((busiest,),) = sql(path, query)
             sim.faults.add(Fault.refusal(36).on("bulk_invite", quota_id=busiest))
             async with campaign.run() as run:
                 async for outcome in run:
@@ -89,7 +89,7 @@ async def test_each_pair_that_the_service_saw_counts_as_requested(sim, tmp_path)
     assert summary.asked == len(seen)
     assert sum(each.pairs for each in summary.codes) == len(seen)
     assert not summary.pairs.pending
-    states = rows(path, "SELECT DISTINCT state, code, tries FROM pairs WHERE quota = ? AND tries", busiest)
+    states = sql(path, "SELECT DISTINCT state, code, tries FROM pairs WHERE quota = ? AND tries", busiest)
     assert states == [("rejected", 36, 1)]
     holds(sim, summary)
 
@@ -98,15 +98,15 @@ async def test_a_pair_that_waits_for_another_try_was_requested_and_stays_so_in_a
     path = tmp_path / "run.ledger"
     async with planned_campaign(sim, tmp_path) as campaign:
         assert (await campaign.summary()).asked == 0
-        ((member, quota),) = rows(path, "SELECT member, quota FROM pairs LIMIT 1")
+        ((member, quota),) = sql(path, "SELECT member, quota FROM pairs LIMIT 1")
         which = "member = ? AND quota = ?"
-        rows_written(path, f"UPDATE pairs SET code = 36, tries = 1 WHERE {which}", member, quota)
+        sql(path, f"UPDATE pairs SET code = 36, tries = 1 WHERE {which}", member, quota)
         assert (await campaign.summary()).asked == 1
         await campaign.top_up()
         summary = await campaign.summary()
     assert (summary.asked, summary.pairs.rejected) == (1, 1)
     query = f"SELECT state, code, reason FROM pairs WHERE plan = 1 AND {which}"
-    assert rows(path, query, member, quota) == [("rejected", 36, "planned anew")]
+    assert sql(path, query, member, quota) == [("rejected", 36, "planned anew")]
 
 
 async def test_the_table_of_codes_can_be_changed(sim, tmp_path):
@@ -114,7 +114,7 @@ async def test_the_table_of_codes_can_be_changed(sim, tmp_path):
         sim, tmp_path, max_concurrency=1, lessons={28: Lesson.PAIR, 77: Lesson.STOP}
     ) as campaign:
         path = tmp_path / "run.ledger"
-        busiest, planned = rows(path, "SELECT quota, count(*) FROM pairs GROUP BY quota ORDER BY 2 DESC")[0]
+        busiest, planned = sql(path, "SELECT quota, count(*) FROM pairs GROUP BY quota ORDER BY 2 DESC")[0]
         sim.faults.add(Fault.refusal(28).on("bulk_invite", quota_id=busiest))
         outcomes = await all_of(campaign.run())
     assert sum(o.quota_id == busiest for o in outcomes) >= planned
@@ -190,7 +190,7 @@ async def test_a_top_up_plans_again_what_was_refused_with_the_panel(sim, tmp_pat
         for _ in range(2):
             await campaign.top_up()
     query = "SELECT member, quota FROM pairs WHERE plan = ?"
-    first, *others = (set(rows(tmp_path / "run.ledger", query, plan)) for plan in (1, 2, 3))
+    first, *others = (set(sql(tmp_path / "run.ledger", query, plan)) for plan in (1, 2, 3))
     assert others == [first, first]
 
 
@@ -244,12 +244,12 @@ async def test_lost_responses_are_unknown_and_never_asked_again(sim, tmp_path):
 
 async def test_quotas_that_close_in_a_live_index_are_not_requested(sim, tmp_path):
     async with sim.client(max_concurrency=1) as client, client.watch_quotas(600) as watch:
-        async with LiveIndex(watch, kinds=KINDS) as live:
+        async with LiveIndex(watch, kinds=AGES) as live:
             await live.ready()
             campaign = campaign_of(sim, client, tmp_path, inventory=live)
             await campaign.plan()
             path = tmp_path / "run.ledger"
-            busiest, planned = rows(path, "SELECT quota, count(*) FROM pairs GROUP BY quota ORDER BY 2 DESC")[0]
+            busiest, planned = sql(path, "SELECT quota, count(*) FROM pairs GROUP BY quota ORDER BY 2 DESC")[0]
             async with campaign.run() as run:
                 await anext(run)
                 assert watch.close_quota(busiest)
@@ -259,7 +259,7 @@ async def test_quotas_that_close_in_a_live_index_are_not_requested(sim, tmp_path
     assert states["skipped"] >= planned - 3
     reasons = {
         reason
-        for (reason,) in rows(path, "SELECT reason FROM pairs WHERE quota = ? AND state = 'skipped'", busiest)
+        for (reason,) in sql(path, "SELECT reason FROM pairs WHERE quota = ? AND state = 'skipped'", busiest)
     }
     assert reasons == {"closed in the inventory"}
 

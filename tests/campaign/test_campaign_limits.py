@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 from attrs import evolve
-from campaign_kit import all_of, campaign_of, holds, planned_campaign, rows
+from panel_kit import all_of, campaign_of, holds, planned_campaign, sql
 
 from sampling_async import InvalidRequestError
 from sampling_async.campaign import Campaign, Limits
@@ -65,7 +65,7 @@ async def test_what_an_invite_cost_and_is_worth_does_not_change_with_a_later_pla
     new = summary.pairs.invited + summary.pairs.unknown - 20
     assert (new, summary.spent) == (10, 50.0)
     worth = {quota.quota_id: quota.value for quota in summary.quotas}
-    invited = rows(tmp_path / "run.ledger", "SELECT quota FROM pairs WHERE plan = 2 AND state = 'invited'")
+    invited = sql(tmp_path / "run.ledger", "SELECT quota FROM pairs WHERE plan = 2 AND state = 'invited'")
     gained = sum(worth[quota_id] for (quota_id,) in invited)
     assert gained > 100 * before.expected_value  # by the new prices
     assert summary.expected_value == pytest.approx(before.expected_value + gained) == run.expected_value

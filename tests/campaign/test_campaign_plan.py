@@ -12,7 +12,7 @@ import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from campaign_kit import KINDS, all_of, campaign_of, panel_table, planned_campaign, rows
+from panel_kit import AGES, all_of, campaign_of, panel_table, planned_campaign, sql
 
 from sampling_async import InvalidRequestError, RetryPolicy
 from sampling_async.campaign import Campaign, LedgerError, Limits
@@ -48,12 +48,12 @@ async def test_a_plan_that_is_there_needs_no_panel(sim, tmp_path):
 
 async def test_the_pairs_of_a_plan_are_those_that_the_allocation_gives(sim, tmp_path):
     async with sim.client() as client:
-        index = QuotaIndex(await client.get_quotas(), kinds=KINDS)
+        index = QuotaIndex(await client.get_quotas(), kinds=AGES)
         await campaign_of(sim, client, tmp_path, inventory=index).plan()
     given = PanelMatcher(index, Allocate(3)).run(panel_table(sim)).read_all().to_pylist()
     expected = {(row["member_code"], quota_id) for row in given for quota_id in row["quota_ids"]}
     query = "SELECT m.code, p.quota FROM pairs AS p JOIN members AS m ON m.id = p.member"
-    assert set(rows(tmp_path / "run.ledger", query)) == expected
+    assert set(sql(tmp_path / "run.ledger", query)) == expected
 
 
 async def test_quotas_that_close_while_a_plan_is_made_change_nothing_in_it(sim, tmp_path):
@@ -61,7 +61,7 @@ async def test_quotas_that_close_while_a_plan_is_made_change_nothing_in_it(sim, 
     for name in "ab":
         (tmp_path / name).mkdir()
     async with sim.client() as client:
-        index = QuotaIndex(await client.get_quotas(), kinds=KINDS)
+        index = QuotaIndex(await client.get_quotas(), kinds=AGES)
         expected = await campaign_of(sim, client, tmp_path / "a", inventory=index).plan()
 
         def panel():
@@ -76,7 +76,7 @@ async def test_quotas_that_close_while_a_plan_is_made_change_nothing_in_it(sim, 
 
 async def test_a_top_up_over_quotas_that_close_meanwhile_is_made(sim, tmp_path):
     async with sim.client() as client, client.watch_quotas() as watch:
-        async with LiveIndex(watch, kinds=KINDS) as live:
+        async with LiveIndex(watch, kinds=AGES) as live:
             await live.ready()
 
             def panel():
@@ -151,7 +151,7 @@ async def test_member_codes_of_a_panel_may_be_uuids(sim, tmp_path):
                 sim, client, tmp_path, panel=panel, ledger=ledger, columns={"id": "member_code"}
             )
             assert (await campaign.plan()).members == len(uuids)
-            planned = {code for (code,) in rows(ledger, "SELECT code FROM members")}
+            planned = {code for (code,) in sql(ledger, "SELECT code FROM members")}
             assert planned
             assert planned <= set(map(str, uuids))
 
@@ -273,7 +273,7 @@ async def test_plans_that_are_made_at_once_do_not_remove_or_replace_each_other(s
                     tasks.start_soon(plan)
             assert found
             assert {each.number for each in found} == {1}
-            assert rows(path, "SELECT max(plan) FROM pairs") == [(1,)]
+            assert sql(path, "SELECT max(plan) FROM pairs") == [(1,)]
             assert (await Campaign(None, ledger=path).summary()).pairs.pending == found[0].pairs
 
 
@@ -321,7 +321,7 @@ async def test_the_cost_can_be_given_by_quota_or_by_a_function(sim, tmp_path):
         for number, cost in enumerate(({dear: 2.0}, lambda _, quota: 2.0 if quota.quota_id == dear else 0.0)):
             path = tmp_path / f"{number}.ledger"
             await campaign_of(sim, client, tmp_path, ledger=path, inventory=quotas, cost=cost).plan()
-            assert rows(path, "SELECT quota, cost FROM terms WHERE cost > 0") == [(dear, 2.0)]
+            assert sql(path, "SELECT quota, cost FROM terms WHERE cost > 0") == [(dear, 2.0)]
         with pytest.raises(InvalidRequestError, match="the cost of quota"):
             await campaign_of(sim, client, tmp_path, ledger=tmp_path / "x", cost=-1.0).plan()
         with pytest.raises(InvalidRequestError, match="must be a finite number"):

@@ -13,8 +13,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 from attrs import evolve
-from campaign_kit import all_of, campaign_of, panel_table
 from cli_kit import lines, run, served_panel
+from panel_kit import all_of, campaign_of, panel_table
 
 from sampling_async import InvalidRequestError
 from sampling_async.campaign import Limits

@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pyarrow as pa
 import pytest
-from campaign_kit import all_of, campaign_of
 from cli_kit import lines, run, served_panel
+from panel_kit import all_of, campaign_of
 
 from sampling_async.campaign import Campaign, Limits
 from sampling_async.notifications import Inbox, OutcomeLedger

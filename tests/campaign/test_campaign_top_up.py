@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from campaign_kit import all_of, campaign_of, holds, planned_campaign, rows, rows_written
+from panel_kit import all_of, campaign_of, holds, planned_campaign, sql
 
 from sampling_async import InvalidRequestError, ResultCode
 from sampling_async.campaign import Campaign, Limits
@@ -26,7 +26,7 @@ async def test_a_top_up_asks_nobody_for_a_survey_that_they_have(sim, tmp_path):
     assert summary.pairs.invited > first.pairs.invited
     assert 38 not in {outcome.result_code for outcome in outcomes}  # SURVEY_TAKEN
     holds(sim, summary)
-    twice = rows(
+    twice = sql(
         tmp_path / "run.ledger",
         "SELECT count(*) FROM invites GROUP BY member, survey HAVING count(*) > 1",
     )
@@ -53,10 +53,10 @@ async def test_a_top_up_asks_again_where_the_reason_of_a_refusal_may_have_passed
     async with planned_campaign(sim, tmp_path, retry_seconds=0.01) as campaign:
         sim.faults.add(Fault.refusal(code).on("bulk_invite"))
         await all_of(campaign.run())
-        refused = set(rows(path, f"{asked} AND p.state = 'rejected'", 1))
+        refused = set(sql(path, f"{asked} AND p.state = 'rejected'", 1))
         await campaign.top_up()
     assert refused
-    assert bool(refused & set(rows(path, asked, 2))) is is_asked_again
+    assert bool(refused & set(sql(path, asked, 2))) is is_asked_again
 
 
 async def test_invites_that_are_still_open_take_room_in_a_top_up(sim, tmp_path):
@@ -82,7 +82,7 @@ async def test_a_member_gets_no_more_by_a_top_up_while_its_invites_are_open(sim,
     now = [1_700_000_000.0]
     async with planned_campaign(sim, tmp_path, wall_clock=lambda: now[0]) as campaign:
         await all_of(campaign.run())
-        most = rows(
+        most = sql(
             tmp_path / "run.ledger", "SELECT max(n) FROM (SELECT count(*) AS n FROM invites GROUP BY member)"
         )
         assert most == [(3,)]
@@ -90,7 +90,7 @@ async def test_a_member_gets_no_more_by_a_top_up_while_its_invites_are_open(sim,
         await campaign.top_up()
         await all_of(campaign.run())
         holds(sim, await campaign.summary())
-    counts = rows(tmp_path / "run.ledger", "SELECT count(*) FROM invites GROUP BY member")
+    counts = sql(tmp_path / "run.ledger", "SELECT count(*) FROM invites GROUP BY member")
     # A member that was refused once gets one more, and no member more than three in all.
     assert max(count for (count,) in counts) <= 3
 
@@ -113,14 +113,14 @@ async def test_a_top_up_after_a_kill_asks_nobody_again_for_what_was_in_flight(si
     async with sim.client() as client:
         campaign = campaign_of(sim, client, tmp_path)
         await campaign.plan()
-        ((code, quotas),) = rows(
+        ((code, quotas),) = sql(
             path,
             "SELECT m.code, json_group_array(p.quota) FROM pairs AS p JOIN members AS m ON m.id = p.member"
             " WHERE m.id = 1",
         )
         # The service has made the invites, and the process died before the response came.
         await client.bulk_invite(code, json.loads(quotas))
-        rows_written(path, "INSERT INTO requests VALUES (1, 1, ?)", quotas)
+        sql(path, "INSERT INTO requests VALUES (1, 1, ?)", quotas)
         lost = len(json.loads(quotas))
         await campaign.top_up()
         assert (await campaign.summary()).pairs.unknown == lost

@@ -8,10 +8,9 @@ import re
 
 import pytest
 from attrs import evolve
-from campaign_kit import all_of, campaign_of
-from matching_kit import GENDER, MALE, panel_of, quota, row, sub_quota, survey
-from notifications_kit import SECRET
+from panel_kit import GENDER, MALE, all_of, campaign_of, panel_of, quota, row, sub_quota, survey
 from routing_kit import MEMBER, Panel, ids, live_of, router_of
+from store_kit import SECRET
 
 from sampling_async import CurrencyRates, InvalidRequestError, Price
 from sampling_async._protocol.lessons import qualifying

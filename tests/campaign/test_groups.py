@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from campaign_kit import all_of, campaign_of, panel_table
 from cli_kit import run, served_panel
-from matching_kit import AGE, GENDER, panel_of, quota, survey
-from notifications_kit import SECRET
+from panel_kit import AGE, GENDER, all_of, campaign_of, panel_of, panel_table, quota, survey
+from store_kit import SECRET
 
 from sampling_async.campaign import Campaign, erase_from_ledger
 from sampling_async.campaign._report import report

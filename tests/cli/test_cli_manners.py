@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cli_kit import DESCRIPTION, commands, member, on_terminal, panel_file, program, quota_ids, run
-from matching_kit import AGE
+from panel_kit import AGE
 
 import sampling_async
 from sampling_async.simulator import Simulator

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import anyio
 import pytest
 from cli_kit import commands
-from notifications_kit import SECRET, post
 from rich.console import Console
+from store_kit import SECRET, post
 
 from sampling_async import InvalidRequestError, InviteOutcome, InviteRequest, Progress, SamplingError
 from sampling_async._cli import _campaign_run, _campaign_view, _sources

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cli_kit import on_terminal, to_install
-from matching_kit import AGE
-from panel_kit import divide
+from panel_kit import AGE, divide
 
 from sampling_async import InviteRequest, Quotas, from_json, to_json
 from sampling_async.matching import Allocate, PanelMatcher, QuestionKinds, QuotaIndex

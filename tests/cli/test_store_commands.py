@@ -8,8 +8,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 from cli_kit import program, run
-from notifications_kit import COMPLETION, encoded
-from ports import free_port
+from store_kit import COMPLETION, encoded
+from wire import free_port
 
 pytestmark = pytest.mark.postgres
 

@@ -9,12 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from attrs import asdict
-from matching_kit import PARTICIPATIONS, panel_of
+from panel_kit import table_of
 
 from sampling_async import Quotas, from_json, to_json
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample, TopK
@@ -41,14 +39,7 @@ def write_panel(folder: Path) -> None:
     """Write an inventory, and a panel in files of several sizes."""
     inventory = generate_inventory(17, surveys=60)
     members = generate_members(17, members=MEMBERS, inventory=inventory)
-    panel = panel_of(
-        [member.profile for member in members],
-        member_code=[member.member_code for member in members],
-        device_type=[member.device_type_id for member in members],
-        participations=pa.array(
-            [[asdict(one) for one in member.participations] for member in members], type=PARTICIPATIONS
-        ),
-    )
+    panel = table_of(members)
     (folder / "inventory.json").write_bytes(to_json(inventory))
     (folder / "panel").mkdir()
     for at, (first, end) in enumerate(pairwise(ENDS)):

@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import closing
 
 import pyarrow.parquet as pq
-from campaign_kit import panel_table
+from panel_kit import panel_table
 
 from sampling_async.simulator import Fault, Latency, Simulator
 

@@ -13,9 +13,9 @@ from threading import Thread
 import doubles
 import pyarrow.parquet as pq
 import pytest
-from campaign_kit import locked, panel_table
 from cli_kit import point_at
 from clusters_kit import cluster_of_two, needs, ran
+from panel_kit import locked, panel_table
 
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
 from sampling_async.simulator import Latency, Simulator

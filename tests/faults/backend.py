@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 from fault_server import Ledger, Request, framed, right_document
-from ports import free_port
+from wire import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator

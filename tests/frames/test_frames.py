@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
-from campaign_kit import all_of, campaign_of
 from docs_kit import ROOT
+from panel_kit import all_of, campaign_of
 
 from sampling_async import (
     BulkInviteResult,

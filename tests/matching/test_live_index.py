@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 from attrs import evolve
 from doubles import until
-from matching_kit import OTHER, B, quota, sub_quota, survey
-from notifications_kit import CLOSED, SECRET, post, read_again_soon
+from panel_kit import OTHER, B, quota, sub_quota, survey
+from store_kit import CLOSED, SECRET, post, read_again_soon
 from watch_kit import FakeService, HandClock, ids_of, inventory, watch_of
 
 from sampling_async import InvalidRequestError, ServerError

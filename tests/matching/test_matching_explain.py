@@ -7,7 +7,7 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching_kit import (
+from panel_kit import (
     AGE,
     ASKED,
     CERTAIN,

@@ -6,7 +6,7 @@ import pickle
 from functools import partial
 
 import pytest
-from matching_kit import (
+from panel_kit import (
     AGE,
     CERTAIN,
     KINDS,

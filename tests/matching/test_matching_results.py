@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from matching_kit import (
+from panel_kit import (
     OTHER,
     A,
     many,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from matching_kit import (
+from panel_kit import (
     AGE,
     ASKED,
     OTHER,

@@ -7,12 +7,17 @@ import pytest
 from attrs import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching_kit import (
+from panel_kit import (
+    AGES,
+    ALL,
     GENDER,
     KINDS,
     MALE,
+    MEN,
     OTHER,
     PARTICIPATIONS,
+    by_index,
+    counted,
     panel_of,
     policies,
     profiles,
@@ -22,7 +27,6 @@ from matching_kit import (
     sub_quota,
     survey,
 )
-from panel_kit import AGES, ALL, MEN, by_index, counted
 
 from sampling_async import SurveyWaveExclusion
 from sampling_async.matching import (

@@ -8,8 +8,19 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 from attrs import evolve
-from matching_kit import FEMALE, GENDER, MALE, OTHER, panel_of, quota, row, sub_quota, survey
-from panel_kit import divide, generated_panel
+from panel_kit import (
+    FEMALE,
+    GENDER,
+    MALE,
+    OTHER,
+    divide,
+    generated_panel,
+    panel_of,
+    quota,
+    row,
+    sub_quota,
+    survey,
+)
 
 from sampling_async import InvalidRequestError, Price
 from sampling_async.matching import Allocate, Counts, LearnedRates, PanelMatcher, QuotaIndex, TopK

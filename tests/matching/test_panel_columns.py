@@ -10,19 +10,22 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching_kit import (
+from panel_kit import (
     AGE,
+    ALL,
     GENDER,
     MALE,
+    MEN,
     OTHER,
     PARTICIPATIONS,
     POSTAL,
+    by_index,
+    counted,
     quota,
     row,
     sub_quota,
     survey,
 )
-from panel_kit import ALL, MEN, by_index, counted
 
 from sampling_async import InvalidRequestError, SurveyWaveExclusion
 from sampling_async.matching import (

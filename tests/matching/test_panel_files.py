@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from matching_kit import AGE
-from panel_kit import divide
+from panel_kit import AGE, divide
 
 from sampling_async import InvalidRequestError
 from sampling_async.matching.panel import _files

@@ -6,14 +6,17 @@ from collections import Counter
 
 import pyarrow as pa
 import pytest
-from matching_kit import (
+from panel_kit import (
+    ALL,
     GENDER,
     MALE,
+    MEN,
+    divide,
+    generated_panel,
     panel_of,
     quota,
     survey,
 )
-from panel_kit import ALL, MEN, divide, generated_panel
 
 from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async.matching import (

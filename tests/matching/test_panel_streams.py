@@ -11,13 +11,15 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
-from matching_kit import (
+from panel_kit import (
     GENDER,
     MALE,
+    MEN,
+    divide,
+    generated_panel,
     panel_of,
     survey,
 )
-from panel_kit import MEN, divide, generated_panel
 
 from sampling_async import InvalidRequestError
 from sampling_async.matching import (

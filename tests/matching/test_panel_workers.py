@@ -16,10 +16,10 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from matching_kit import (
+from panel_kit import (
     AGE,
+    generated_panel,
 )
-from panel_kit import generated_panel
 
 from sampling_async import InvalidRequestError
 from sampling_async.matching import (

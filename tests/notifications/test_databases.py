@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import anyio
 import psycopg
 import pytest
-from notifications_kit import COMPLETION, encoded, received
-from postgres_kit import Cluster, german_server, missing
+from store_kit import COMPLETION, Cluster, encoded, german_server, missing, received
 
 from sampling_async import InvalidRequestError, InviteOutcome
 from sampling_async.campaign._rooms import SharedRoom

@@ -12,7 +12,7 @@ import anyio.to_thread
 import doubles
 import pytest
 from cli_kit import run
-from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post
+from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post
 
 from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, State, erase_member

@@ -15,9 +15,9 @@ import anyio.lowlevel
 import httpx
 import pytest
 import uvicorn
-from notifications_kit import COMPLETION, PEER, SECRET, encoded, facts_of, wait_for_bodies
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from store_kit import COMPLETION, PEER, SECRET, encoded, facts_of, wait_for_bodies
 
 from sampling_async.notifications import Inbox, Kind
 

@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 import anyio
 import pytest
 from cli_kit import on_terminal, program, run
-from notifications_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, encoded, status
+from store_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, encoded, status
 
 from sampling_async.notifications import (
     Completion,

@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 import pytest
 from doubles import until
-from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post, status
+from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post, status
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (

@@ -7,7 +7,7 @@ import threading
 import anyio
 from attrs import evolve
 from doubles import until
-from notifications_kit import COMPLETION, MEMBER, TERMINATE, facts_of, pause_extra_place, post, status
+from store_kit import COMPLETION, MEMBER, TERMINATE, facts_of, pause_extra_place, post, status
 from test_notifications_handling import QUICK, new_inbox, until_states, with_fallback
 
 from sampling_async.notifications import (

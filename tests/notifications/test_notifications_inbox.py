@@ -18,7 +18,7 @@ import anyio
 import doubles
 import pytest
 from doubles import until
-from notifications_kit import CLOSED, COMPLETION, PEER, SECRET, TERMINATE, encoded, facts_of, post, status
+from store_kit import CLOSED, COMPLETION, PEER, SECRET, TERMINATE, encoded, facts_of, post, status
 
 from sampling_async import InvalidRequestError
 from sampling_async._pacing.threads import in_thread

@@ -9,8 +9,7 @@ from collections import Counter
 
 import anyio
 import pytest
-from notifications_kit import NOTE_SETTLED, SECRET
-from postgres_kit import Cluster, missing
+from store_kit import NOTE_SETTLED, SECRET, Cluster, missing
 
 from sampling_async.notifications import Inbox, State
 

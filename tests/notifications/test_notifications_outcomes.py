@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from notifications_kit import COMPLETION, SECRET, TERMINATE, post
+from store_kit import COMPLETION, SECRET, TERMINATE, post
 
 from sampling_async import InvalidRequestError, Invite, InviteOutcome, InviteRequest
 from sampling_async._journal.database import connected_to_read as database_connected

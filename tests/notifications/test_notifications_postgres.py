@@ -12,10 +12,9 @@ from pathlib import Path
 import anyio
 import psycopg
 import pytest
-from notifications_kit import COMPLETION, PEER, SECRET, TERMINATE, encoded, facts_of, post, received
-from ports import free_port
-from postgres_kit import Cluster, missing
+from store_kit import COMPLETION, PEER, SECRET, TERMINATE, Cluster, encoded, facts_of, missing, post, received
 from test_notifications_outcomes import invited
+from wire import free_port
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 
 import pytest
-from notifications_kit import CLOSED, COMPLETION
+from store_kit import CLOSED, COMPLETION
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import Kind, verify_redirect

@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import partial
 
 import pytest
-from notifications_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, entries_of, received, status
+from store_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, entries_of, received, status
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (

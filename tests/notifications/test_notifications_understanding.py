@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from notifications_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, status
+from store_kit import CLOSED, COMPLETION, MEMBER, TERMINATE, status
 
 from sampling_async.notifications import (
     Completion,

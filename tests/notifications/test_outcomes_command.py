@@ -10,9 +10,9 @@ import sys
 import anyio
 import pyarrow.parquet as pq
 import pytest
-from campaign_kit import all_of, campaign_of
 from cli_kit import on_terminal, point_at, quota_ids, run
-from notifications_kit import COMPLETION, SECRET, post
+from panel_kit import all_of, campaign_of
+from store_kit import COMPLETION, SECRET, post
 
 from sampling_async.notifications import Inbox, OutcomeLedger
 from sampling_async.simulator import Notifying, Simulator

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from notifications_kit import COMPLETION, MEMBER, SECRET, TERMINATE, post
+from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, post
 
 from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, PossibleInvite, possible_invites

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import doubles
 import pytest
 from anyio import wait_all_tasks_blocked
-from pacing_kit import fixed, held
+from doubles import fixed, held
 
 from sampling_async._pacing.gate import Gate, Permit
 from sampling_async._pacing.turns import Lane

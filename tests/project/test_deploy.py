@@ -21,7 +21,7 @@ import yaml
 from cli_kit import command_tree
 from docs_kit import ROOT, examples_of
 from packaging.requirements import Requirement
-from ports import free_port
+from wire import free_port
 
 from sampling_async.simulator import Simulator
 

@@ -13,7 +13,7 @@ from runpy import run_path
 import pytest
 from cli_kit import command_tree
 from docs_kit import PAGES, ROOT, examples_of, write_all
-from ports import free_port
+from wire import free_port
 
 from sampling_async import ResultCode
 from sampling_async.campaign import LESSONS, Lesson

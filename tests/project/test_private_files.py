@@ -10,8 +10,8 @@ import stat
 import doubles
 import httpx
 import pytest
-from campaign_kit import all_of, campaign_of
 from cli_kit import run
+from panel_kit import all_of, campaign_of
 
 from sampling_async import InviteRequest, Journal, JournalError
 from sampling_async._pacing.threads import in_thread

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ports import free_port
+from wire import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from unittest.mock import create_autospec
 
 import pytest
-from ports import free_port
+from wire import free_port
 
 from sampling_async.simulator import Notifying, Simulator
 

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 import pyarrow.parquet as pq
 import pytest
-from campaign_kit import panel_table
 from docs_kit import ROOT
+from panel_kit import panel_table
 
 NIGHT = "2026-01-05"
 

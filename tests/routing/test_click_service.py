@@ -13,7 +13,7 @@ import anyio
 import httpx
 import pytest
 from docs_kit import ROOT, examples_of
-from ports import free_port
+from wire import free_port
 
 from sampling_async.simulator import Fault, Latency, Simulator
 

@@ -15,9 +15,9 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from attrs import evolve
 from doubles import until
-from matching_kit import FEMALE, GENDER, quota, row, sub_quota
-from notifications_kit import SECRET, post
+from panel_kit import FEMALE, GENDER, quota, row, sub_quota
 from routing_kit import LONG, MEMBER, NOT_SENT, Clock, Panel, click, ended, ids, live_of, router_of
+from store_kit import SECRET, post
 
 from sampling_async import InvalidRequestError, Price, ResultCode
 from sampling_async.matching import Member

@@ -14,9 +14,9 @@ import pytest
 from anyio.lowlevel import checkpoint
 from attrs import evolve
 from doubles import until
-from matching_kit import GENDER, MALE, quota, row, sub_quota
-from notifications_kit import SECRET, post
+from panel_kit import GENDER, MALE, quota, row, sub_quota
 from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
+from store_kit import SECRET, post
 
 from sampling_async import InviteOutcome, ResultCode, RetryPolicy
 from sampling_async.matching import LearnedRates, Member

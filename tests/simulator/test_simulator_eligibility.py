@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import attrs
 import pytest
-from matching_kit import AGE, DMA, GENDER, POSTAL
+from panel_kit import AGE, DMA, GENDER, POSTAL
 
 from sampling_async import Layer, QuestionAndAnswers, Quota, SubQuota
 from sampling_async.simulator import AGE_BANDS, SimulatedMember, Simulator, generate_inventory

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching_kit import AGE, DMA, GENDER, MSA, NOW, POSTAL
+from panel_kit import AGE, DMA, GENDER, MSA, NOW, POSTAL
 
 from sampling_async import Quotas, from_json, to_json
 from sampling_async.simulator import generate_inventory, generate_members

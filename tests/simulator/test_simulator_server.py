@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from ports import free_port
+from wire import free_port
 
 import sampling_async
 from sampling_async.simulator import Fault, Simulator

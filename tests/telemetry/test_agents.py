@@ -26,7 +26,7 @@ from agent_canary import AGENTS, CALLERS, TELEMETRY
 
 from sampling_async import RetryPolicy, SamplingClient
 
-CANARY = Path(__file__).parents[1] / "agent_canary.py"
+CANARY = Path(__file__).with_name("agent_canary.py")
 MEMBER = "canary"
 
 

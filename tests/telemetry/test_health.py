@@ -14,11 +14,11 @@ import anyio
 import pytest
 from attrs import asdict, evolve
 from doubles import until
-from notifications_kit import COMPLETION, SECRET, TERMINATE, post
 from opentelemetry.metrics import NoOpMeter
-from ports import free_port
 from routing_kit import LONG, MEMBER, Panel, live_of
+from store_kit import COMPLETION, SECRET, TERMINATE, post
 from test_telemetry import Collected
+from wire import free_port
 
 from sampling_async import InvalidRequestError, OutagePolicy, TransportTimeoutError
 from sampling_async._pacing.threads import in_thread

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from docs_kit import ROOT, examples_of
-from notifications_kit import COMPLETION
-from ports import free_port
+from store_kit import COMPLETION
+from wire import free_port
 
 from sampling_async.notifications import Inbox, Kind, kept_secrets
 from sampling_async.simulator import Fault, Simulator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doubles
 import pytest
-from matching_kit import NOW, A, quota, sub_quota, survey
+from panel_kit import NOW, A, quota, sub_quota, survey
 from watch_kit import FakeService, HandClock, inventory, watch_of
 
 from sampling_async import Quotas

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from matching_kit import A, B, quota, sub_quota, survey
+from panel_kit import A, B, quota, sub_quota, survey
 from watch_kit import FakeService, HandClock, inventory, one, settle, watch_of
 
 from sampling_async import Change, Price, Survey, SurveyWaveExclusion

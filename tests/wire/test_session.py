@@ -13,7 +13,7 @@ import doubles
 import httpx
 import pytest
 import wire
-from ports import free_port
+from wire import free_port
 from wire_kit import ONCE, client_of, client_served_by
 
 from sampling_async import (

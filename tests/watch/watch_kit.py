@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
-from matching_kit import NOW, A, quota, sub_quota, survey
+from panel_kit import NOW, A, quota, sub_quota, survey
 
 from sampling_async import DecodeError, Quotas
 from sampling_async._contract.records import leave_out

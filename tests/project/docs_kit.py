@@ -1,6 +1,6 @@
 """The Python examples of the README and of docs/: where they are, and how they are written to files.
 
-    python tests/docs_kit.py FOLDER
+    python tests/project/docs_kit.py FOLDER
 
 writes all of them into a folder, for a type checker to read. An example whose first line is `# name.py` is a
 file of that name; others are named after their page and line.
@@ -16,7 +16,7 @@ from attrs import frozen
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = (
     ROOT / "README.md",
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),

@@ -1,7 +1,9 @@
 """A forward proxy on a real socket: CONNECT, absolute form, credentials, and a record of what it saw.
 
-`python forward_proxy.py http://127.0.0.1:8080` runs one as a program, with a TLS front for that
-service. It prints a line of JSON and ends when its stdin is closed.
+    python tests/proxies/forward_proxy.py http://127.0.0.1:8080
+
+runs one as a program, with a TLS front for that service. It prints a line of JSON and ends when its stdin is
+closed.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ import sys
 import threading
 from base64 import b64encode
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[1]))
 
 import trustme
 import wire

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import real_proxies
 import trustme
 import uvicorn
 
 from sampling_async.simulator import Simulator
-
-sys.path.append(str(Path(__file__).parent / "proxies"))
-import real_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

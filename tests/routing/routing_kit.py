@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import doubles
 import httpx
-from matching_kit import GENDER, MALE, NOW, quota, row, sub_quota, survey
-from notifications_kit import post
+from panel_kit import GENDER, MALE, NOW, quota, row, sub_quota, survey
+from store_kit import post
 
 from sampling_async import Price, Quotas, RetryPolicy, to_json
 from sampling_async.matching import LiveIndex, Member

@@ -1,6 +1,6 @@
 """A process that a monitoring agent watches; shows which of our secrets the agent would transmit.
 
-    python tests/agent_canary.py AGENT CALLER
+    python tests/telemetry/agent_canary.py AGENT CALLER
 
 Each agent is one of `AGENTS`, set up as its maker says. Nothing leaves the process. `plain` is an
 httpx.AsyncClient that makes the same bulk invite; it proves that a hit can be seen.
@@ -20,6 +20,7 @@ import zlib
 from collections import Counter
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -300,4 +301,5 @@ def main(agent_name: str, caller: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[1]))  # of `wire`
     sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2])) + "\n")
