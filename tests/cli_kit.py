@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from sampling_async import _cli, to_json
 from sampling_async._cli import _campaign_run, _connection, _rendering, _sources
 from sampling_async._cli._commands import app_for
+from sampling_async._cli._files import read_labels, read_rates
 from sampling_async._cli._simulation import write_panel
 from sampling_async.simulator import Fault, Simulator
 
@@ -174,6 +175,10 @@ def interrupted_command(command, sim, number, *arguments, stdin=subprocess.DEVNU
     sim.faults.clear()
     assert "Traceback" not in errors
     return [json.loads(line) for line in out.splitlines()], process.returncode, errors
+
+
+FILES = {"labels": read_labels, "rates": read_rates}
+"""How the files of options are read."""
 
 
 def to_install(extra: str) -> str:

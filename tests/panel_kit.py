@@ -16,9 +16,11 @@ from attrs import asdict, evolve
 from hypothesis import strategies as st
 
 from sampling_async import Layer, Price, QuestionAndAnswers, Quota, SubQuota, Survey
-from sampling_async.campaign import Campaign
+from sampling_async.campaign import Campaign, CampaignComparison, Summary
 from sampling_async.campaign._campaign import with_ledger
+from sampling_async.campaign._inventory_page import inventory_page
 from sampling_async.campaign._ledger import CampaignLedger
+from sampling_async.campaign._report import comparison_page, report
 from sampling_async.matching import (
     Allocate,
     Counts,
@@ -231,6 +233,12 @@ def divide(monkeypatch, *, rows=None, chunk=None, line_bytes=None, allocated=Non
             monkeypatch.setattr(module, name, size)
 
 
+def read_file(path: str, *names: str, renamed=None, texts=()) -> list[dict]:
+    """Return the rows of a panel's file: columns of these names, some of them `renamed`, some read as texts."""
+    batches = _files.opened(path, frozenset(names), renamed or {}, frozenset(texts)).batches
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
 def counted(matcher: PanelMatcher, panel) -> dict[int, tuple[int, int]]:
     """Return the certain and possible members of each quota."""
     table = matcher.run(panel).read_all()
@@ -288,6 +296,12 @@ async def planned_campaign(
         campaign = campaign_of(sim, client, folder, **more)
         await campaign.plan()
         yield campaign
+
+
+def page_of(shown, *more, **options) -> str:
+    """Return the page of a summary, of a comparison, or of the surveys of an inventory."""
+    page = {Summary: report, CampaignComparison: comparison_page}.get(type(shown), inventory_page)
+    return page(shown, *more, **options)
 
 
 async def all_of(run) -> list:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
@@ -21,10 +21,11 @@ import pytest
 from wire import free_port
 
 from sampling_async import _following
-from sampling_async.notifications import _app, _handling
+from sampling_async.notifications import State, _app, _handling
 from sampling_async.notifications._access import Signatures
 from sampling_async.notifications._entries import read_entries
-from sampling_async.notifications._facts import Hit
+from sampling_async.notifications._facts import Hit, Settled
+from sampling_async.notifications._stores import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -124,6 +125,22 @@ def entries_of(hit: Receipt) -> Iterator[Entry]:
 def received(store: SqlStore, hit: Receipt) -> list[str]:
     """Store a hit inside a transaction, and return what became of its notifications."""
     return store.receive_all([Hit(hit, list(entries_of(hit)))])[0]
+
+
+@contextmanager
+def opened(store: SqlStore | str) -> Iterator[SqlStore]:
+    """Open a store, or the one at an address, beside others that are open, in a transaction."""
+    with closing(store_of(store).copy()) as mine:
+        mine.open()
+        with mine.transaction():
+            yield mine
+
+
+def handle(store: SqlStore | str, kind: Kind) -> None:
+    """Note that the handlers of a program have handled a fact."""
+    with opened(store) as mine:
+        (fact,) = mine.claim("me", [kind], time.time() + 9, time.time() + 99, 1)
+        mine.settle("me", Settled(fact_id=fact.id, state=State.HANDLED))
 
 
 async def facts_of(inbox: Inbox) -> list[Fact[Any]]:

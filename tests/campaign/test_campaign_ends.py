@@ -13,11 +13,10 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from panel_kit import all_of, campaign_of
+from panel_kit import all_of, campaign_of, page_of
 from store_kit import SECRET
 
 from sampling_async.campaign import Conversion, Ends, Summary
-from sampling_async.campaign._report import report
 from sampling_async.matching import Allocate, LearnedRates
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
 from sampling_async.simulator import Notifying, Simulator
@@ -86,12 +85,12 @@ async def test_what_was_expected_is_that_of_the_summary_and_later_more_has_ended
 
 async def test_entered_invites_are_counted(tmp_path):
     night = await Night(tmp_path).run()
-    assert "entered" not in report(await night.campaign.summary(night.ledger))
+    assert "entered" not in page_of(await night.campaign.summary(night.ledger))
     for outcome in night.outcomes[:7]:
         await night.ledger.entered(outcome.member_code, outcome.quota_id)
     summary = await night.campaign.summary(night.ledger)
     assert summary.ends.total.entered == 7
-    assert "7 of all invites were entered" in report(summary)
+    assert "7 of all invites were entered" in page_of(summary)
 
 
 async def test_ends_of_other_invites_are_not_those_of_the_campaign(tmp_path):
@@ -217,7 +216,7 @@ async def test_of_a_plan_made_before_chances_were_written_nothing_is_said(tmp_pa
     summary = await night.campaign.summary(night.ledger)
     for each in (summary.ends.total, *summary.ends.surveys):
         assert each.completes_planned is each.completes_by_ir is each.off_by is None
-    assert "Planned beyond chance" not in report(summary)
+    assert "Planned beyond chance" not in page_of(summary)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +241,7 @@ def test_the_report_begins_with_the_ten_surveys_that_the_plan_was_most_wrong_abo
         for number, planned in enumerate([10, 30, 11, 60, 1, *[12] * 8], 1)
     ]
     ends = Ends(total=Conversion(invited=1300), surveys=(*surveys, Conversion(survey_name="S99", invited=3)))
-    page = report(Summary(state="finished", planned_at=BEGAN, ends=ends))
+    page = page_of(Summary(state="finished", planned_at=BEGAN, ends=ends))
     table = page.partition("most wrong</caption>")[2].partition("</table>")[0]
     assert re.findall(r">(S\d+)<", table) == [
         "S4",
@@ -267,7 +266,7 @@ def test_many_hours_are_few_bars_and_what_data_hold_is_escaped():
         quotas=(quota,),
         hours=hours,
     )
-    page = report(Summary(state="finished", planned_at=BEGAN, ends=ends))
+    page = page_of(Summary(state="finished", planned_at=BEGAN, ends=ends))
     assert "<script>" not in page
     assert "<b>" not in page
     assert "completes in 6 hours" in page

@@ -15,11 +15,11 @@ import pytest
 from attrs import evolve
 from cli_kit import lines, run, served_panel
 from panel_kit import all_of, campaign_of, panel_table
+from store_kit import opened
 
 from sampling_async import InvalidRequestError
 from sampling_async.campaign import Limits
 from sampling_async.matching import Allocate, PanelMatcher, QuotaIndex
-from sampling_async.notifications._stores import run_once, store_of
 from sampling_async.simulator import Simulator
 
 DAY = 86_400.0
@@ -196,8 +196,9 @@ def test_the_command_shares_room_and_a_later_call_remembers_the_store(tmp_path, 
 
 
 async def test_a_store_that_was_made_before_gets_its_table(sim, tmp_path, new_address):
-    store = store_of(new_address())
-    run_once(store.copy(), lambda opened: opened.execute("DROP TABLE rooms"))
+    store = new_address()
+    with opened(store) as mine:
+        mine.execute("DROP TABLE rooms")
     async with sim.client() as client:
         first, second = of_panels(sim, client, tmp_path, store)
         await first.plan()

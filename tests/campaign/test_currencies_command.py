@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from cli_kit import lines, on_terminal, run, served_panel
+from cli_kit import FILES, lines, on_terminal, run, served_panel
+from panel_kit import page_of
 from test_inventory_page import text_of
 
 from sampling_async import InvalidRequestError, Price, to_json
-from sampling_async._cli._files import read_rates
-from sampling_async.campaign._inventory_page import inventory_page
 
 SEVERAL = "the prices are in several currencies (1, 9)"
 RATES = {"1": 1, "9": {"rate": 0.0064, "name": "JPY"}}
@@ -55,9 +54,9 @@ def planned(*options, folder="out", code=0):
 def test_rates_are_read_from_json_and_csv(tmp_path, text):
     file = tmp_path / "rates"
     file.write_text(text, encoding="utf-8")
-    rates = read_rates(file)
+    rates = FILES["rates"](file)
     assert (rates.by_id, rates.names) == ({1: 1.0, 9: 0.0064}, {9: "JPY"})
-    assert read_rates(None) is None
+    assert FILES["rates"](None) is None
 
 
 @pytest.mark.parametrize("text", [
@@ -67,9 +66,9 @@ def test_what_is_no_file_of_rates_is_refused_with_its_name(tmp_path, text):
     file = tmp_path / "rates.csv"
     file.write_text(text)
     with pytest.raises(InvalidRequestError, match=r"rates\.csv"):
-        read_rates(file)
+        FILES["rates"](file)
     with pytest.raises(InvalidRequestError, match="none: No such file"):
-        read_rates(tmp_path / "none")
+        FILES["rates"](tmp_path / "none")
 
 
 # --- Campaigns
@@ -142,7 +141,7 @@ def test_the_page_of_an_inventory_is_by_currency(service):
     for survey in surveys:
         room = sum(max(0, each.estimated_completes_remaining) for each in survey.quotas)
         worth[survey.price.currency_id] += room * survey.price.amount
-    page = inventory_page(surveys)
+    page = page_of(surveys)
     text = text_of(page)
     assert f"Worth {worth[1]:,.2f} in currency 1, {worth[9]:,.2f} in currency 9" in text
     assert "so the order is by IR and LOI alone" in text

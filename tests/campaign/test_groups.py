@@ -13,11 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from cli_kit import run, served_panel
-from panel_kit import AGE, GENDER, all_of, campaign_of, panel_of, panel_table, quota, survey
+from panel_kit import AGE, GENDER, all_of, campaign_of, page_of, panel_of, panel_table, quota, survey
 from store_kit import SECRET
 
 from sampling_async.campaign import Campaign, erase_from_ledger
-from sampling_async.campaign._report import report
 from sampling_async.matching import Allocate
 from sampling_async.notifications import Inbox, OutcomeLedger
 from sampling_async.simulator import Notifying, Simulator
@@ -179,7 +178,7 @@ async def test_a_ledger_from_before_has_no_groups_and_all_the_rest(tmp_path):
         database.execute("DELETE FROM facts WHERE name = 'groups'")
     summary = await campaign.summary(outcomes)
     assert (summary.groups, summary.ends) == ((), before.ends)
-    assert "By group of members" not in report(summary)
+    assert "By group of members" not in page_of(summary)
     code = next(iter(Simulator(3, surveys=12, members=80).members))
     assert erase_from_ledger(tmp_path / "run.ledger", code)
     table = panel_table(Simulator(3, surveys=12, members=80))
@@ -204,7 +203,7 @@ async def test_the_report_names_groups_by_the_labels_and_escapes_them(tmp_path):
 
 async def test_before_any_end_is_known_planned_pairs_and_invites_are_shown(tmp_path):
     await planned(people(pa.array([20, 30])), tmp_path)
-    text = text_of(report(await Campaign(None, ledger=tmp_path / "run.ledger").summary()))
+    text = text_of(page_of(await Campaign(None, ledger=tmp_path / "run.ledger").summary()))
     assert "Group Planned Invites Share Bar 18-24 1 0 \N{EN DASH} 30-34 1 0 \N{EN DASH}" in text
 
 

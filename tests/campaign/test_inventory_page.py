@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from cli_kit import run, served_panel
+from panel_kit import page_of
 
-from sampling_async.campaign._inventory_page import inventory_page
 from sampling_async.simulator import generate_inventory
 
 INVENTORY = generate_inventory(3, surveys=40)
@@ -22,7 +22,7 @@ def text_of(page: str) -> str:
 
 
 def test_each_survey_is_a_dot_that_names_it():
-    page = inventory_page(SURVEYS)
+    page = page_of(SURVEYS)
     assert page.count("<circle") == len(SURVEYS)
     survey = SURVEYS[0]
     assert f"{survey.survey_name}: {survey.price.amount:,.2f}, {survey.loi} min, IR {survey.ir} %" in page
@@ -30,7 +30,7 @@ def test_each_survey_is_a_dot_that_names_it():
 
 
 def test_the_bands_hold_each_survey_once():
-    text = text_of(inventory_page(SURVEYS))
+    text = text_of(page_of(SURVEYS))
     table = text[text.index("Room and median price") : text.index("What a minute is worth")]
     assert sum(int(number) for number in re.findall(r", (\d+) surveys?\b", table)) == len(SURVEYS)
 
@@ -39,7 +39,7 @@ def test_room_that_nobody_fits_is_named_with_its_questions_those_worth_most_firs
     with_room = [quota for quota in QUOTAS if quota.estimated_completes_remaining > 0]
     unfit = with_room[::2]
     fits = {quota.quota_id: (10**6, 0) for quota in QUOTAS if quota not in unfit}
-    text = text_of(inventory_page(SURVEYS, fits, members=1234))
+    text = text_of(page_of(SURVEYS, fits, members=1234))
     room = sum(quota.estimated_completes_remaining for quota in unfit)
     assert f"{len(unfit)} quotas with room for {room:,}" in text
     assert "No quota has more room than members that fit" in text
@@ -60,7 +60,7 @@ def test_room_that_nobody_fits_is_named_with_its_questions_those_worth_most_firs
 
 def test_a_few_members_are_not_enough():
     fits = {quota.quota_id: (1, 0) for quota in QUOTAS}
-    text = text_of(inventory_page(SURVEYS, fits))
+    text = text_of(page_of(SURVEYS, fits))
     assert "Somebody fits each quota with room" in text
     short = [quota for quota in QUOTAS if quota.estimated_completes_remaining > 1]
     assert f"{len(short)} quotas with more room than members" in text
@@ -70,11 +70,11 @@ def test_odd_inventories_are_no_error():
     hostile = evolve(
         SURVEYS[0], survey_name='"><script>\x00\u202e', loi=0, ir=0, estimated_completes_remaining=-5
     )
-    page = inventory_page((hostile, evolve(hostile, ir=300, loi=10**6)), {}, members=0)
+    page = page_of((hostile, evolve(hostile, ir=300, loi=10**6)), {}, members=0)
     assert "<script" not in page
-    assert "There is no open survey" in inventory_page(())
+    assert "There is no open survey" in page_of(())
     nameless = evolve(SURVEYS[0], survey_name=None)
-    assert f"Survey {nameless.survey_id}" in text_of(inventory_page((nameless,)))
+    assert f"Survey {nameless.survey_id}" in text_of(page_of((nameless,)))
     assert "not known" in page
 
 

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_kit import on_terminal, run, served_panel
+from cli_kit import FILES, on_terminal, run, served_panel
 
 from sampling_async import InvalidRequestError
-from sampling_async._cli._files import read_labels
 
 HEAD = "question,question name,answer,answer name\n"
 NAMES = {("1001007", ""): "Gender", ("1001007", "2000246"): "Female", ("device_type", "1"): "Desktop"}
@@ -37,8 +36,8 @@ ROWS = f"{HEAD}1001007,Gender,2000246,Female\ndevice_type,,1,Desktop\n"
 )
 def test_names_are_read_from_json_and_csv(tmp_path, content):
     (tmp_path / "names").write_bytes(content)
-    assert read_labels(tmp_path / "names") == NAMES
-    assert read_labels(None) == {}
+    assert FILES["labels"](tmp_path / "names") == NAMES
+    assert FILES["labels"](None) == {}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path, content, err
     path = tmp_path / "names.json"
     path.write_bytes(content)
     with pytest.raises(InvalidRequestError, match=error) as caught:
-        read_labels(path)
+        FILES["labels"](path)
     assert str(caught.value).startswith(str(path))
 
 
@@ -76,7 +75,7 @@ def test_a_file_that_is_none_or_too_large_is_refused(tmp_path, monkeypatch):
     (tmp_path / "large").write_bytes(b" " * (2**20 + 1))
     for name, error in (("large", "is larger than 1 MB"), ("none", "No such file"), (".", "Is a directory")):
         with pytest.raises(InvalidRequestError, match=error):
-            read_labels(tmp_path / name)
+            FILES["labels"](tmp_path / name)
 
 
 @pytest.fixture

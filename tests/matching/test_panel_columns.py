@@ -22,6 +22,7 @@ from panel_kit import (
     by_index,
     counted,
     quota,
+    read_file,
     row,
     sub_quota,
     survey,
@@ -35,7 +36,6 @@ from sampling_async.matching import (
     QuotaIndex,
     TopK,
 )
-from sampling_async.matching.panel._files import opened
 
 
 def _limits(kind) -> tuple[int, int]:
@@ -377,8 +377,7 @@ def test_member_codes_that_are_uuids_are_read_as_their_canonical_texts(codes, tm
     assert [request.member_code for request in matcher.requests(frame)] == expected
     path = tmp_path / "panel.parquet"
     pq.write_table(table, path)
-    (batch,) = opened(str(path), frozenset({"member_code"}), {}).batches
-    assert batch.column(0).to_pylist() == expected
+    assert read_file(str(path), "member_code") == [{"member_code": code} for code in expected]
     candidates = pa.table(
         {"member_code": codes, "quota_ids": [[2]] * 5, "certain": pa.array([1] * 5, pa.int32())}
     )

@@ -8,10 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from panel_kit import AGE, divide
+from panel_kit import AGE, divide, read_file
 
 from sampling_async import InvalidRequestError
-from sampling_async.matching.panel import _files
 
 
 @pytest.fixture
@@ -22,8 +21,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_postal_code_in_csv_keeps_its_zeros(folder):
     (folder / "zeros.csv").write_text("member_code,1001042\nm,01234\n")
-    opened = _files.opened("zeros.csv", frozenset({"1001042"}), {})
-    assert [row for batch in opened.batches for row in batch.to_pylist()] == [{"1001042": "01234"}]
+    assert read_file("zeros.csv", "1001042") == [{"1001042": "01234"}]
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
@@ -31,17 +29,15 @@ def test_columns_that_are_not_divided_by_commas_are_refused_with_a_query_that_re
     (folder / "FILE").write_text(f"member_code{mark}{AGE}\nm1{mark}30\n")
     (folder / "other.csv").write_text((folder / "FILE").read_text())
     with pytest.raises(InvalidRequestError, match=r"commas must divide its columns") as caught:
-        _files.opened("other.csv", frozenset({"member_code", str(AGE)}), {})
-    opened = _files.opened(str(caught.value).rpartition(": ")[2], frozenset({"member_code", str(AGE)}), {})
-    rows = [row for batch in opened.batches for row in batch.to_pylist()]
+        read_file("other.csv", "member_code", str(AGE))
+    rows = read_file(str(caught.value).rpartition(": ")[2], "member_code", str(AGE))
     assert rows == [{"member_code": "m1", str(AGE): "30"}]
 
 
 def test_a_csv_text_of_two_lines_belongs_to_one_member(folder):
     rows = "".join(f'm{at},30,"street\nGHOST,20,city"\n' for at in range(60_000))
     (folder / "two.csv").write_text(f"member_code,{AGE},note\np,1,\n{rows}")
-    opened = _files.opened("two.csv", frozenset({"member_code", str(AGE)}), {})
-    codes = [code for batch in opened.batches for code in batch.column("member_code").to_pylist()]
+    codes = [each["member_code"] for each in read_file("two.csv", "member_code", str(AGE))]
     assert len(codes) == 60_001
     assert "GHOST" not in codes
 
@@ -57,37 +53,28 @@ def test_json_lines_keep_participations_and_lists_of_answers_and_skip_other_keys
         {"member_code": "b", "1": [1, 2], "x": {"y": 2**70}, "participations": []},
     ]
     (folder / "two.jsonl").write_text("\n".join(map(json.dumps, lines_of_two)))
-    opened = _files.opened("two.jsonl", frozenset({"member_code", "1", "participations"}), {})
-    (batch,) = opened.batches
-    assert batch.column("participations").to_pylist() == [each["participations"] for each in lines_of_two]
-    assert batch.column("1").to_pylist() == [[1], [1, 2]]
+    rows = read_file("two.jsonl", "member_code", "1", "participations")
+    assert [row["participations"] for row in rows] == [each["participations"] for each in lines_of_two]
+    assert [row["1"] for row in rows] == [[1], [1, 2]]
 
 
 def test_columns_of_json_lines_may_have_other_names(folder):
     (folder / "named.jsonl").write_text('{"age": 30, "id": "m"}')
-    opened = _files.opened(
-        "named.jsonl", frozenset({str(AGE), "member_code"}), {"age": str(AGE), "id": "member_code"}
-    )
-    assert [row for batch in opened.batches for row in batch.to_pylist()] == [
-        {str(AGE): 30, "member_code": "m"}
-    ]
+    rows = read_file("named.jsonl", str(AGE), "member_code", renamed={"age": str(AGE), "id": "member_code"})
+    assert rows == [{str(AGE): 30, "member_code": "m"}]
 
 
 def test_a_renamed_column_of_json_lines_counts_once(folder):
     rows = [{"member_code": "a", "device_type": 5}, {"member_code": "b", "device_type": 6}]
     (folder / "renamed.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    opened = _files.opened("renamed.jsonl", frozenset({"1", "device_type"}), {"device_type": "1"})
-    (batch,) = opened.batches
-    assert batch.to_pydict() == {"1": [5, 6]}
+    assert read_file("renamed.jsonl", "1", "device_type", renamed={"device_type": "1"}) == [{"1": 5}, {"1": 6}]
 
 
 def test_member_codes_of_json_lines_may_look_like_dates(folder):
     rows = [{"member_code": "2024-01-05"}, {"member_code": None}, {}, {"member_code": "2024-01-06 10:00:00"}]
     (folder / "dates.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    opened = _files.opened("dates.jsonl", frozenset({"member_code"}), {}, frozenset({"member_code"}))
-    assert opened.columns == ("member_code",)
-    (batch,) = opened.batches
-    assert batch.to_pylist() == [{"member_code": row.get("member_code")} for row in rows]
+    found = read_file("dates.jsonl", "member_code", texts={"member_code"})
+    assert found == [{"member_code": row.get("member_code")} for row in rows]
 
 
 @pytest.mark.parametrize("block_bytes", [10, 10_000])
@@ -95,8 +82,7 @@ def test_json_lines_may_have_a_key_late_and_lists_in_some_lines(folder, monkeypa
     divide(monkeypatch, line_bytes=block_bytes)
     text = '{"1": 5}\n{"1": [5, 6]}\n\n{"2": "x", "other": {"a": 1}}\n{"1": 7, "2": 3}\n{"1": null}'
     (folder / "late.jsonl").write_text(text)
-    opened = _files.opened("late.jsonl", frozenset({"1", "2"}), {})
-    rows = [row for batch in opened.batches for row in batch.to_pylist()]
+    rows = read_file("late.jsonl", "1", "2")
 
     def plain(answer):
         return [] if answer is None else list(map(str, answer if isinstance(answer, list) else [answer]))
@@ -110,13 +96,11 @@ def test_json_lines_may_have_a_key_late_and_lists_in_some_lines(folder, monkeypa
     ]
 
 
-WANTED = frozenset({"member_code", "1001042"})
+WANTED = ("member_code", "1001042")
 
 
 def codes_of(path: str) -> list[str]:
-    return [
-        code for batch in _files.opened(path, WANTED, {}).batches for code in batch["member_code"].to_pylist()
-    ]
+    return [row["member_code"] for row in read_file(path, *WANTED)]
 
 
 def _written(name: str, header: list[str], row: list[str]) -> None:
@@ -130,7 +114,7 @@ def _written(name: str, header: list[str], row: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["panel.csv", "panel.parquet", "panel.jsonl"])
-@pytest.mark.parametrize("twice", sorted(WANTED))
+@pytest.mark.parametrize("twice", WANTED)
 def test_a_needed_column_that_stands_there_twice_is_refused_with_the_file_the_column_and_the_way_out(
     folder, name, twice
 ):
@@ -145,7 +129,7 @@ def test_a_needed_column_that_stands_there_twice_is_refused_with_the_file_the_co
 def test_two_columns_that_a_rename_makes_one_are_refused(folder):
     _written("panel.csv", ["zip", "zip", "member_code"], ["1", "2", "a"])
     with pytest.raises(InvalidRequestError, match="2 columns 'zip'"):
-        _files.opened("panel.csv", WANTED, {"zip": "1001042"})
+        read_file("panel.csv", *WANTED, renamed={"zip": "1001042"})
 
 
 @pytest.mark.parametrize("at", [0, 2, 70_000])
@@ -161,7 +145,7 @@ def test_a_long_header_is_read(folder):
 
 
 def test_a_row_that_is_longer_than_any_row_is_refused_by_its_place(folder, monkeypatch):
-    monkeypatch.setattr(_files, "_MOST_BLOCK", 2**21)
+    monkeypatch.setattr("sampling_async.matching.panel._files._MOST_BLOCK", 2**21)
     Path("panel.csv").write_text("member_code,note,1001042\n" + "a,b,c\n" * 9 + "a," + "y" * 9_000_000 + ",c\n")
     with pytest.raises(
         InvalidRequestError, match=r"panel\.csv, row 9 or one after it is longer than 2 MB: is a quotation mark"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from contextlib import closing
 from decimal import Decimal
 
 import anyio
@@ -12,12 +10,10 @@ import anyio.to_thread
 import doubles
 import pytest
 from cli_kit import run
-from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post
+from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, handle, opened, post
 
 from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, State, erase_member
-from sampling_async.notifications._facts import Settled
-from sampling_async.notifications._stores import store_of
 
 CODE = "member-to-erase"
 OTHER = "another-member"
@@ -29,11 +25,13 @@ def of(fields, code, **more):
 
 def everything_in(address):
     """Return all rows of a store as one text."""
-    with closing(store_of(address)) as store:
-        store.open()
-        with store.transaction():
-            tables = ("facts", "receipts", "invites", "links")
-            return str([store.execute(f"SELECT * FROM {table}") for table in tables])
+    with opened(address) as store:
+        tables = ("facts", "receipts", "invites", "links")
+        return str([store.execute(f"SELECT * FROM {table}") for table in tables])
+
+
+def all_facts(address):
+    return anyio.run(facts_of, Inbox(address, secrets=SECRET))
 
 
 @pytest.fixture
@@ -58,19 +56,17 @@ def address(new_address):
             assert await ledger.invited([given]) == 1
 
     anyio.run(fill)
-    with closing(store_of(made)) as store:
-        store.open()
-        with store.transaction():
-            for code in (CODE, OTHER):
-                values = (json.dumps(code), 1100, 2401, 77, "given", 1.0, 2.0, 1.0)
-                columns = "member, quota, survey, wave, state, asked, until, changed"
-                store.execute(f"INSERT INTO links ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    with opened(made) as store:
+        for code in (CODE, OTHER):
+            values = (json.dumps(code), 1100, 2401, 77, "given", 1.0, 2.0, 1.0)
+            columns = "member, quota, survey, wave, state, asked, until, changed"
+            store.execute(f"INSERT INTO links ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
     return made
 
 
 def test_the_code_is_nowhere_and_the_sums_stay(address):
     ledger = OutcomeLedger(address)
-    before, keys = ledger.read_funnel(), [fact.key for fact in store_of(address).facts()]
+    before, keys = ledger.read_funnel(), [fact.key for fact in all_facts(address)]
     erased = erase_member(address, CODE)
     assert (erased.facts, erased.unhandled, erased.invites, erased.links, erased.receipts) == (4, 4, 1, 1, 5)
     assert erased.unclear == ()
@@ -78,7 +74,7 @@ def test_the_code_is_nowhere_and_the_sums_stay(address):
     assert OTHER in everything_in(address)
     assert ledger.read_funnel() == before
     assert sum(quota.revenue for quota in before) == Decimal("1.5")
-    facts = list(store_of(address).facts())
+    facts = all_facts(address)
     assert [fact.key for fact in facts] == keys
     members = {fact.notification.member_code for fact in facts}
     assert len(members) == 2
@@ -161,12 +157,7 @@ async def test_a_member_who_comes_back_is_stored_with_the_code(address):
 async def test_the_correction_of_a_terminate_names_nobody(new_address):
     async with Inbox(address := new_address(), secrets=SECRET) as inbox:
         await post(inbox, "terminate", of(TERMINATE, CODE))
-        store = store_of(address)
-        store.open()
-        with store.transaction():
-            (fact,) = store.claim("me", [Kind.TERMINATE], time.time() + 9, time.time() + 99, 1)
-            store.settle("me", Settled(fact_id=fact.id, state=State.HANDLED))
-        store.close()
+        handle(address, Kind.TERMINATE)
         await post(inbox, "completion", of(COMPLETION, CODE))
         assert [fact.corrects for fact in await facts_of(inbox)] == [None, None, 1]
         await anyio.to_thread.run_sync(erase_member, address, CODE)

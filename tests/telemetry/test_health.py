@@ -20,9 +20,7 @@ from store_kit import COMPLETION, SECRET, TERMINATE, post
 from test_telemetry import Collected
 from wire import free_port
 
-from sampling_async import InvalidRequestError, OutagePolicy, TransportTimeoutError
-from sampling_async._pacing.threads import in_thread
-from sampling_async._telemetry.vitals import VitalsMetrics
+from sampling_async import InvalidRequestError, OutagePolicy, Telemetry, TransportTimeoutError
 from sampling_async.health import Health
 from sampling_async.notifications import (
     Completion,
@@ -275,11 +273,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 class NamingMeter(NoOpMeter):
-    """Keeps the names of metrics, and those that Prometheus makes of them."""
+    """A provider of itself that keeps the names of metrics, and those that Prometheus makes of them."""
 
     def __init__(self):
         super().__init__("test")
         self.made = {}
+
+    def get_meter(self, *_args, **_options):
+        return self
 
     def _keep(self, name, unit, end):
         self.made[name] = f"{name.replace('.', '_')}{'_seconds' if unit == 's' else ''}{end}"
@@ -291,16 +292,19 @@ class NamingMeter(NoOpMeter):
         self._keep(name, unit, "_total")
 
 
-def test_the_dashboard_and_the_page_use_the_metrics_that_there_are():
+def test_the_dashboard_and_the_page_use_the_metrics_that_there_are(inbox):
     meter = NamingMeter()
-    VitalsMetrics(meter)
-    known = {*meter.made.values(), "sampling_outcomes_total"}  # the last one is of the client
+    telemetry = Telemetry(meter_provider=meter)
+    of_clients = set(meter.made)
+    health = Health(inbox=inbox, telemetry=telemetry)
+    known = set(meter.made.values())
     labels = {"sampling_kind", "sampling_status", "sampling_panel"}
     for page in ("howto/monitoring.md", "files/grafana-dashboard.json"):
         used = set(re.findall(r"\bsampling_(?!async|simulator)\w+", (DOCS / page).read_text())) - labels
         assert used <= known, page
     table = re.findall(r"^\| `(sampling\.[\w.]+)` \|", (DOCS / "howto/monitoring.md").read_text(), re.MULTILINE)
-    assert set(table) == set(meter.made)
+    assert set(table) == set(meter.made) - of_clients
+    del health
 
 
 def values(collected: Collected) -> dict[str, dict[str, float]]:
@@ -325,8 +329,8 @@ async def test_metrics_say_what_the_report_says(collected, handled, tmp_path):
             await router.route(MEMBER, within=5.0)
         await post(handled, "completion", COMPLETION)
         await post(handled, "terminate", {**TERMINATE, "WaveId": 5})
-        found = await in_thread(values, collected)
-        points = await in_thread(collected.metrics)
+        found = await anyio.to_thread.run_sync(values, collected)
+        points = await anyio.to_thread.run_sync(collected.metrics)
         report = await health.report()
     assert found["ready"] == {"": 1}
     assert found["facts.pending"]["completion"] == 1
@@ -382,7 +386,7 @@ async def test_one_collection_asks_the_store_once(collected, store, inbox):
     async with inbox:
         health = Health(inbox=inbox, telemetry=collected.telemetry(), clock=Time())
         assert store.threads == []
-        await in_thread(collected.metrics)
+        await anyio.to_thread.run_sync(collected.metrics)
     assert len(store.threads) == 1
     del health
 
@@ -391,7 +395,7 @@ async def test_a_store_that_is_away_gives_no_observation(collected, store, inbox
     async with inbox:
         health = Health(inbox=inbox, telemetry=collected.telemetry())
         store.failure = StoreError("away")
-        found = await in_thread(values, collected)
+        found = await anyio.to_thread.run_sync(values, collected)
     assert found == {"ready": {"": 0}}
     del health
 
@@ -403,7 +407,7 @@ async def test_a_store_that_hangs_holds_one_collection_up_once(collected, store,
         with store.hanging():
             await health.report(within=0.001)
             time.now += 60
-            found = await in_thread(values, collected)
+            found = await anyio.to_thread.run_sync(values, collected)
     assert found == {"ready": {"": 0}}
     assert len(store.threads) == 1
 
@@ -428,10 +432,10 @@ async def test_metrics_end_with_their_object(collected, inbox):
     async with inbox:
         health = Health(inbox=inbox, telemetry=collected.telemetry())
         await health.report()
-        assert "ready" in await in_thread(values, collected)
+        assert "ready" in await anyio.to_thread.run_sync(values, collected)
         del health
         gc.collect()
-        assert await in_thread(values, collected) == {}
+        assert await anyio.to_thread.run_sync(values, collected) == {}
 
 
 async def test_a_report_is_json_while_facts_wait(new_address):

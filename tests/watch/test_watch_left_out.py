@@ -10,14 +10,14 @@ import pytest
 from watch_kit import FakeService, HandClock, ids_of, inventory, poll_of, settle, watch_of, watching
 
 from sampling_async import DecodeError, RetryPolicy
-from sampling_async._contract.records import leave_out
 
 
 async def test_a_watch_says_which_surveys_its_inventory_lacks():
-    clock, lacks = HandClock(), (DecodeError("$.Surveys[1].LOI", "expected a whole number, found null"),)
-    async with watch_of(FakeService(leave_out(inventory(1, 2), lacks)), clock) as watch:
+    service = FakeService(poll_of(1, 2, lacks=((300, 1),)))
+    lacks = service.inventory.left_out
+    async with watch_of(service, HandClock()) as watch:
         await watch.ready()
-        assert watch.quotas.left_out == lacks
+        assert watch.quotas.left_out == lacks != ()
         watch.close_quota(1)
         assert (ids_of(watch.quotas), watch.quotas.left_out) == ([2], lacks)
 
