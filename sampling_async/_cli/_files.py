@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from io import StringIO
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async import CurrencyRates, InvalidRequestError
 from sampling_async._contract.checks import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+T = TypeVar("T")
 # The ending of a file of age bands beside a panel: `panel.bands.json` beside `panel.parquet`.
 BANDS_SUFFIX: Final = ".bands.json"
 _MOST_BYTES: Final = 2**26
@@ -41,33 +43,64 @@ def text_in(file: Path) -> str:
     return text
 
 
+def _parsed(file: Path | None, text: str) -> Any:
+    """Parse the JSON of a file. An object that has a name twice is refused: one of the values would be lost."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+            raise ValueError(f"{twice!r:.30} is there twice")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidRequestError(f"{file} is not JSON: {exc}") from None
+
+
 def read_rates(file: Path | None) -> CurrencyRates | None:
     """Return the rates and names of a file; None without one."""
     if file is None:
         return None
     text = text_in(file)
+    is_json = text.lstrip().startswith("{")
+    rows = _of_json(_parsed(file, text)) if is_json else _of_csv(text)
     rates: dict[int, float] = {}
     names: dict[int, str] = {}
+    twice: list[int] = []
     try:
-        for currency, rate, name in _of_json(text) if text.lstrip().startswith("{") else _of_csv(text):
-            if int(currency) in rates:
-                raise InvalidRequestError(f"{file}: currency {int(currency)} is there twice")
-            rates[int(currency)] = float(rate)
+        for currency, rate, name in rows:
+            currency_id = _number(int, currency)
+            if currency_id in rates:
+                twice.append(currency_id)
+            rates[currency_id] = _number(float, rate)
             if name:
-                names[int(currency)] = name
+                names[currency_id] = name
     except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError, csv.Error):
         raise InvalidRequestError(
             f"{file}: currency rates must be a JSON object or CSV of currency IDs, each with the worth of one"
             f" unit and optionally its name: {_FORMS}"
         ) from None
+    if twice:
+        raise InvalidRequestError(f"{file}: currency {twice[0]} is there twice")
+    if not rates:
+        raise InvalidRequestError(f"{file} has no currency rates: {_FORMS}")
     try:
         return CurrencyRates(rates, names=names)
     except InvalidRequestError as exc:
         raise InvalidRequestError(f"{file}: {exc}") from None
 
 
-def _of_json(text: str) -> Iterator[tuple[str, Any, Any]]:
-    for currency, given in json.loads(text).items():
+def _number(kind: Callable[[Any], T], given: Any) -> T:
+    """Return a number of a file. Python alone takes 1_5 for 15, and true for 1."""
+    if isinstance(given, bool) or "_" in str(given):
+        raise ValueError(given)
+    return kind(given)
+
+
+def _of_json(document: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for currency, given in document.items():
         yield (
             (currency, given["rate"], given.get("name")) if isinstance(given, dict) else (currency, given, None)
         )
@@ -75,8 +108,8 @@ def _of_json(text: str) -> Iterator[tuple[str, Any, Any]]:
 
 def _of_csv(text: str) -> Iterator[tuple[str, Any, Any]]:
     rows = [row for row in csv.reader(text.splitlines(), strict=True) if any(row)]
-    # A first line without numbers names the columns.
-    for row in rows[1:] if rows and not rows[0][0].strip().isdecimal() else rows:
+    # A first line without a number names the columns.
+    for row in rows[1:] if rows and not any(map(str.isdigit, rows[0][0])) else rows:
         currency, rate, *rest = (cell.strip() for cell in row)
         yield currency, rate, rest[0] if rest else None
 
@@ -93,14 +126,12 @@ def check_place(option: str, output: Path) -> None:
 
 
 def read_bands(file: Path) -> dict[int, tuple[int, int]]:
+    read = _parsed(file, text_in(file))
     try:
-        read: Any = json.loads(file.read_bytes())
-    except OSError as exc:
-        raise InvalidRequestError(f"{file}: {exc.strerror}") from None
-    except (ValueError, RecursionError):
-        read = None
-    try:
-        return {int(id_): (index(first), index(last)) for id_, (first, last) in read.items()}
+        return {
+            _number(int, id_): (_number(index, first), _number(index, last))
+            for id_, (first, last) in read.items()
+        }
     except (ValueError, OverflowError, TypeError, AttributeError):
         raise InvalidRequestError(
             f"{file}: age bands must be a JSON object of answer IDs, each with first and last year, "
@@ -124,9 +155,10 @@ def read_labels(file: Path | None) -> dict[tuple[str, str], str]:
     """Return the names that a file has, by question and answer; that of a question by it and an empty text."""
     labels: dict[tuple[str, str], str] = {}
     text = "{}" if file is None else text_in(file).lstrip()
-    parse = _labels_of_json if text.startswith(("{", "[")) else _labels_of_csv
+    is_json = text.startswith(("{", "["))
+    rows = _labels_of_json(_parsed(file, text)) if is_json else _labels_of_csv(text)
     try:
-        for place, question, answer, name in parse(text):
+        for place, question, answer, name in rows:
             of = f"{place}question {question!r:.30}" + f", answer {answer!r:.30}" * bool(answer)
             _put(labels, question, answer, name, of)
     except ValueError as exc:
@@ -143,12 +175,8 @@ def _put(labels: dict[tuple[str, str], str], question: str, answer: str, name: o
         raise ValueError(f"{of} has two names: {shown(labels[question, answer])} and {shown(name)}")
 
 
-def _labels_of_json(text: str) -> Iterator[tuple[str, str, str, Any]]:
+def _labels_of_json(document: object) -> Iterator[tuple[str, str, str, Any]]:
     """Yield a place in the file, a question, an answer or an empty text, and the name."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise ValueError(f" is not JSON: {exc}") from None
     for question, given in _object(document, "").items():
         of = f", question {question!r:.30}"
         known = _object(given, of)
