@@ -43,18 +43,18 @@ def text_in(file: Path) -> str:
     return text
 
 
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. If it has a name twice, it is refused: one of the values would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise InvalidRequestError(f"{twice!r:.30} is there twice")
+    return found
+
+
 def _parsed(file: Path | None, text: str) -> Any:
-    """Parse the JSON of a file. An object that has a name twice is refused: one of the values would be lost."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-            raise ValueError(f"{twice!r:.30} is there twice")
-        return found
-
     try:
-        return json.loads(text, object_pairs_hook=once)
+        return json.loads(text, object_pairs_hook=each_once)
     except (ValueError, RecursionError) as exc:
         raise InvalidRequestError(f"{file} is not JSON: {exc}") from None
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Self, TypeVar
 from attrs import define, field
 
 from sampling_async import InvalidRequestError, InviteRequest
+from sampling_async._cli._files import each_once
 from sampling_async._pacing.threads import start
 from sampling_async._protocol.requests import quota_id_of
 
@@ -173,13 +174,17 @@ def requests_in(line: bytes) -> list[InviteRequest]:
     """Parse a line that is a request."""
     try:
         # Decoded first, because json.loads() guesses the encoding of bytes; only UTF-8 is accepted.
-        fields: Any = json.loads(line.decode())
+        fields: Any = json.loads(line.decode(), object_pairs_hook=each_once)
+    except InvalidRequestError:
+        raise
     except (ValueError, RecursionError):
         raise InvalidRequestError(f"not JSON; a request is {_EXAMPLE}{_hint(line)}") from None
     if not isinstance(fields, dict):
         raise InvalidRequestError(f"a request must be a JSON object, such as {_EXAMPLE}")
-    member_code = fields.get("MemberCode", fields.get("member_code"))
-    quota_ids = fields.get("QuotaIDs", fields.get("quota_ids"))
+    member_code, quota_ids = (
+        _named(fields, "MemberCode", "member_code"),
+        _named(fields, "QuotaIDs", "quota_ids"),
+    )
     if member_code is None or not isinstance(quota_ids, list):
         keys = ", ".join(json.dumps(str(key)[:40]) for key in list(fields)[:_SHOWN]) or "nothing"
         raise InvalidRequestError(
@@ -187,6 +192,12 @@ def requests_in(line: bytes) -> list[InviteRequest]:
             f"writes them; this line has {keys}"
         )
     return [InviteRequest(member_code, quota_ids)]
+
+
+def _named(fields: dict[str, Any], name: str, other: str) -> Any:
+    if name in fields and other in fields:
+        raise InvalidRequestError(f'a request must have "{name}" or "{other}", not both')
+    return fields.get(name, fields.get(other))
 
 
 _BLOCK_BYTES: Final = 65_536

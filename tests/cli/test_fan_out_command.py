@@ -124,6 +124,8 @@ def test_outcomes_on_a_terminal_name_the_member(sim, monkeypatch):
         ('{"MemberCode": "m", "QuotaIDs": [1, 2.5]}', "a quota ID must be a whole number"),
         ('{"MemberCode": "m", "QuotaIDs": ["1"]}', "a quota ID must be a whole number"),
         ('{"QuotaID": 5, "Certain": 7}', 'this line has "QuotaID", "Certain"'),
+        ('{"MemberCode": "m", "QuotaIDs": [1], "QuotaIDs": [2]}', "line 1: 'QuotaIDs' is there twice"),
+        ('{"MemberCode": "m", "QuotaIDs": [1], "quota_ids": [2]}', '"QuotaIDs" or "quota_ids", not both'),
         ('{"\x1b[31m": 5}', "not JSON"),
         ('{"\\u001b[31m": 5}', r"\\u001b[31m"),
         ("[" * 100_000, "not JSON"),
