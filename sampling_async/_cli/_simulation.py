@@ -85,7 +85,7 @@ class Notify:
             raise InvalidRequestError(
                 f"--notify {self.notify}: no http URL, and no file: {exc.strerror}"
             ) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         is_right = isinstance(found, dict) and found.keys() <= set(kinds)
         if not is_right or not all(isinstance(url, str) and _is_web_address(url) for url in found.values()):

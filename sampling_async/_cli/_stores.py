@@ -17,10 +17,13 @@ from rich.text import Text
 
 from sampling_async import DecodeError, InvalidRequestError, Invite, InviteOutcome, Journal, from_json
 from sampling_async._cli import _rendering as show
+from sampling_async._cli._files import each_once
 from sampling_async._cli._options import argument, flag, option, takes
+from sampling_async._cli._sources import Lines
 from sampling_async._cli._tally import DONE, INCOMPLETE
 from sampling_async._contract.checks import count_of
 from sampling_async._private_files import written_whole
+from sampling_async._protocol.requests import member_code_of, quota_id_of
 from sampling_async.notifications import (
     OutcomeLedger,
     OutcomeRow,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _AT_ONCE: Final = 5_000
+_BLOCK: Final = 2**20  # bytes of a file of outcomes that are read at once
 # Where a file of SQLite says whose it is.
 _HEADER: Final = 100
 _APPLICATION: Final = slice(68, 72)
@@ -163,23 +167,26 @@ async def _outcomes_in(file: Path) -> AsyncIterator[InviteOutcome]:
                 yield outcome
             return
         lines.seek(0)
-        for number, line in enumerate(lines, 1):
-            try:
-                fields = json.loads(line)
-                if fields["Invite"] is None:
-                    continue
-                invite = from_json(Invite, json.dumps(fields["Invite"]))
-                yield InviteOutcome(
-                    member_code=str(fields["MemberCode"]),
-                    quota_id=int(fields["QuotaID"]),
-                    status="invited",
-                    invite=invite,
-                )
-            except (ValueError, KeyError, TypeError, DecodeError):
-                raise InvalidRequestError(
-                    f"{file}, line {number}: no outcome as `fan-out` or `bulk-invite` writes it; of a campaign,"
-                    " give its ledger"
-                ) from None
+        parser, block = Lines(str(file), _invites_in), start
+        while block:
+            block = lines.read(_BLOCK)
+            for outcome in parser.feed(block):
+                yield outcome
+
+
+def _invites_in(line: bytes) -> list[InviteOutcome]:
+    """Parse a line that is an outcome; return it if it is an invite."""
+    try:
+        fields = json.loads(line, object_pairs_hook=each_once)
+        if fields["Invite"] is None:
+            return []
+        invite = from_json(Invite, json.dumps(fields["Invite"]))
+        member_code, quota_id = member_code_of(fields["MemberCode"]), quota_id_of(fields["QuotaID"])
+    except (ValueError, KeyError, TypeError, RecursionError, DecodeError):
+        raise InvalidRequestError(
+            "no outcome as `fan-out` or `bulk-invite` writes it; of a campaign, give its ledger"
+        ) from None
+    return [InviteOutcome(member_code, quota_id, "invited", invite)]
 
 
 def _tell_of_currencies(survey_ids: Iterable[int]) -> None:

@@ -8,6 +8,7 @@ import stat
 import sys
 
 import anyio
+import doubles
 import pyarrow.parquet as pq
 import pytest
 from cli_kit import on_terminal, point_at, quota_ids, run
@@ -190,12 +191,29 @@ def test_who_entered_is_a_column_only_if_somebody_said_it(day, tmp_path, monkeyp
     assert "Entered" in run("outcomes", "--store", store).stdout
 
 
+def line_of(**changes):
+    """Return the line of an invite, as `fan-out` writes it."""
+    return json.dumps({"MemberCode": "m", "QuotaID": 1, "Invite": doubles.invite(1)} | changes)
+
+
+def test_blank_lines_and_a_byte_order_mark_are_passed_over(store, tmp_path):
+    (tmp_path / "found.jsonl").write_text(f"\ufeff{line_of()}\n\n{line_of(MemberCode='n')}\r\n\n")
+    done = run("outcomes", "--store", store, "--invites", tmp_path / "found.jsonl")
+    assert done.exit_code == 0
+    assert "found.jsonl: 2\n" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("bad.jsonl", "{}\n", "bad.jsonl, line 1: no outcome as"),
         ("bad.jsonl", '{"Invite": {}, "MemberCode": "m", "QuotaID": 1}', "line 1"),
         ("bad.jsonl", "[]", "line 1"),
+        ("bad.jsonl", "[" * 100_000, "line 1"),
+        ("bad.jsonl", line_of(QuotaID=1.5), "line 1"),
+        ("bad.jsonl", line_of(QuotaID=True), "line 1"),
+        ("bad.jsonl", line_of(MemberCode=None), "line 1"),
+        ("bad.jsonl", line_of().removesuffix("}") + ', "QuotaID": 2}', "line 1"),
         ("none.jsonl", None, "none.jsonl: No such file"),
     ],
 )
