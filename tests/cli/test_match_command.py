@@ -400,7 +400,7 @@ def test_missing_columns_and_odd_values_of_a_panel_are_reported(panel):
         (["twice.csv", "--top", "1"], "twice.csv has 2 columns '1001538'"),
         (["broken.parquet"], "broken.parquet"),
         (["broken.jsonl"], "broken.jsonl, line 2: each line of a panel must be a JSON object"),
-        (["short.csv"], "CSV parse error: Expected 2 columns, got 1"),
+        (["short.csv"], "short.csv, row 1 of the panel has 1 column in place of 2: texts with commas"),
         (["panel.csv", "--output", "panel.csv"], "--output panel.csv is the panel itself"),
         (["panel.csv", "--inventory", "stock.jsonl", "--output", "stock.jsonl"], "is the inventory itself"),
         (["panel.csv", "--bands", "half.json"], "age bands must be a JSON object of answer IDs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -130,6 +131,43 @@ def test_two_columns_that_a_rename_makes_one_are_refused(folder):
     _written("panel.csv", ["zip", "zip", "member_code"], ["1", "2", "a"])
     with pytest.raises(InvalidRequestError, match="2 columns 'zip'"):
         read_file("panel.csv", *WANTED, renamed={"zip": "1001042"})
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("a\xe9,01234\n".encode("latin-1"), "row 1 of the panel is not UTF-8: .*'latin-1'"),
+        (b"a,\n" * 400_000 + b"\xe9,\n", "row 400001 of the panel is not UTF-8"),
+        (b"\n\na\n", "row 1 of the panel has 1 column in place of 2: texts with commas"),
+        (b'"a\n",\n' * 400_000 + b"x,y,SECRET\n", "row 400001 of the panel has 3 columns in place of 2"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named_and_not_shown(folder, content, error):
+    Path("panel.csv").write_bytes(b"member_code,1001042\nm,1\n" + content)
+    with pytest.raises(InvalidRequestError, match=rf"^panel\.csv, {error}") as caught:
+        codes_of("panel.csv")
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        (
+            "panel.csv",
+            "\ufeffmember_code\n".encode("utf-16-le"),
+            "is UTF-16: convert it to UTF-8, or .*'utf-16'",
+        ),
+        ("panel.jsonl", '\ufeff{"member_code": "a"}'.encode("utf-16-be"), "is UTF-16: convert it to UTF-8$"),
+        ("panel.csv", b"member_code,\xe9\na,b\n", "is not UTF-8: convert it to UTF-8, or .*'latin-1'"),
+        ("panel.csv", b"PK\x03\x04\x14", "is a workbook of Excel, or another archive: save it as CSV"),
+        ("panel.jsonl", gzip.compress(b"{}"), "is compressed by gzip: unpack it"),
+        ("panel.csv", b"PAR1", "is Parquet: let its name end in .parquet"),
+    ],
+)
+def test_a_file_that_is_something_else_is_refused_by_what_it_is(folder, name, content, error):
+    Path(name).write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=f"^{name} {error}"):
+        codes_of(name)
 
 
 @pytest.mark.parametrize("at", [0, 2, 70_000])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._contract.checks import count_of
 from sampling_async._contract.extras import install
 from sampling_async.matching.panel._arrow import booleans, is_text, lists_of, pa, settled
 
@@ -80,7 +81,16 @@ def sized(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 _QUERY: Final = re.compile(r"\s*(?:select|from|with)\s", re.IGNORECASE)
-_TELLS_A_ROW: Final = re.compile(r"(got \d+|conversion error to \w+):.*", re.DOTALL)
+_OTHER_WIDTH: Final = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+_NOT_UTF8: Final = re.compile(r"Row #(\d+): CSV conversion error to string")
+_BEGINNINGS: Final = {
+    b"PK\x03\x04": "a workbook of Excel, or another archive: save it as CSV in UTF-8",
+    b"PAR1": "Parquet: let its name end in .parquet",
+    b"\x1f\x8b": "compressed by gzip: unpack it",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+"""What a file of text is instead, by how it begins."""
 _LINES_BYTES: Final = 2**24
 _LEAST_BLOCK: Final = 2**20
 _MOST_BLOCK: Final = 2**28
@@ -93,7 +103,7 @@ INPUTS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")
 
 
 class BadLineError(ValueError):
-    """A line of a panel is not a JSON object, or has a value it must not have. The text says which line."""
+    """A line or a row of a panel is not what it must be. The text says which one."""
 
 
 @frozen
@@ -139,6 +149,7 @@ def opened(
     with read_errors(panel):
         if kind == ".parquet":
             return _of_parquet(path, wanted, renamed)
+        _must_be_text(path)
         return _of_csv(path, wanted, renamed) if kind == ".csv" else _of_lines(path, wanted, renamed, texts)
 
 
@@ -177,10 +188,39 @@ def read_errors(panel: str) -> Generator[None]:
         yield
     except BadLineError as exc:
         raise InvalidRequestError(f"{panel}, {exc}") from None
-    except (OSError, pa.ArrowException, UnicodeError, OverflowError) as exc:
+    except UnicodeError:
+        raise InvalidRequestError(f"{panel} is not UTF-8: {_conversion(panel)}") from None
+    except (OSError, pa.ArrowException, OverflowError) as exc:
         text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc).partition("\n")[0]
-        # Cut the message here: what follows is a line of the file, with the answers of a member.
-        raise InvalidRequestError(f"{panel}: {_TELLS_A_ROW.sub(lambda match: match[1], text)}") from None
+        raise InvalidRequestError(f"{panel}: {text}") from None
+
+
+def _must_be_text(path: Path) -> None:
+    with path.open("rb") as file:
+        start = file.read(4)
+    found = next((found for begins, found in _BEGINNINGS.items() if start.startswith(begins)), None)
+    if found is not None:
+        way = f": {_conversion(path.name, 'utf-16')}" if found == "UTF-16" else ""
+        raise InvalidRequestError(f"{path} is {found}{way}")
+
+
+def _conversion(name: str, encoding: str = "latin-1") -> str:
+    query = f"FROM read_csv('FILE', encoding='{encoding}', header=true, all_varchar=true)"
+    return "convert it to UTF-8" + f", or read it by a DuckDB query: {query}" * name.lower().endswith(".csv")
+
+
+def _odd_row_in(text: str) -> str | None:
+    """Return what an error of Arrow says about a row; not the row itself, which has the answers of a member."""
+    # Arrow counts from 1, and the names of the columns too.
+    if found := _OTHER_WIDTH.search(text):
+        row, wanted, got = map(int, found.groups())
+        return (
+            f"row {row - 2} of the panel has {count_of(got, 'column')} in place of {wanted}: texts with "
+            "commas or line breaks need quotation marks"
+        )
+    if found := _NOT_UTF8.search(text):
+        return f"row {int(found[1]) - 2} of the panel is not UTF-8: {_conversion('.csv')}"
+    return None
 
 
 def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
@@ -227,7 +267,9 @@ def _csv_batches(path: Path, kept: Sequence[str] = ()) -> Iterator[Any]:
     while True:
         done = 0  # rows, some of which a reader with smaller blocks may have given
         try:
-            with csv.open_csv(path, csv.ReadOptions(block_size=size), lines, options) as reader:
+            # With threads, which save no time here, an error does not say the row.
+            read = csv.ReadOptions(block_size=size, use_threads=False)
+            with csv.open_csv(path, read, lines, options) as reader:
                 if not kept:
                     yield pa.RecordBatch.from_pylist([], reader.schema)
                 for batch in reader:
@@ -237,6 +279,8 @@ def _csv_batches(path: Path, kept: Sequence[str] = ()) -> Iterator[Any]:
                         yield new
                     given = max(given, done)
         except pa.ArrowInvalid as exc:
+            if odd := _odd_row_in(str(exc)):
+                raise BadLineError(odd) from None
             # A row must fit into a block. Blocks that hold any row would take much memory for every file.
             if "block" not in str(exc) or size >= path.stat().st_size:
                 raise
