@@ -18,7 +18,6 @@ from sampling_async._contract.checks import text_of
 from sampling_async._contract.currencies import CurrencyRates, total_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.result_codes import ResultCode
-from sampling_async._protocol.requests import member_code_of
 from sampling_async.campaign._ledger_file import KEPT_GROUPS, DueMember, LedgerError, LedgerFile, PlannedQuota
 from sampling_async.campaign._limits import Limits
 
@@ -418,21 +417,16 @@ class Planning:
             database.execute("ALTER TABLE members ADD COLUMN grouped INTEGER")
 
     def check(self, codes: Sequence[str], first: int, name: str) -> None:
-        """Refuse a panel in which two members have the same code, or one has a code that cannot be sent."""
+        """Refuse a panel in which two members have the same code."""
         database = self._database
         database.execute(
             "CREATE TEMP TABLE IF NOT EXISTS seen (code TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID"
         )
         before = database.total_changes
         database.executemany("INSERT OR IGNORE INTO seen VALUES (?, ?)", zip(codes, count(first), strict=False))
-        are_new = database.total_changes - before == len(codes)
+        if database.total_changes - before == len(codes):
+            return
         for row, code in enumerate(codes, first):
-            try:
-                member_code_of(code)
-            except InvalidRequestError as exc:
-                raise InvalidRequestError(f"{name}: row {row}: {exc}") from None
-            if are_new:
-                continue
             if database.execute("SELECT row FROM seen WHERE code = ?", (code,)).fetchone() != (row,):
                 raise InvalidRequestError(
                     f"{name}: row {row} has the member code of an earlier row; each member must have one row"

@@ -13,8 +13,8 @@ from attrs import frozen
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.campaign._earlier import stored_code
 from sampling_async.matching.panel import _files as files
-from sampling_async.matching.panel._arrow import pa, settled
-from sampling_async.matching.panel._columns import EXCLUDED, INVITES_LEFT, MEMBER_CODE, OTHERS
+from sampling_async.matching.panel._arrow import MEMBER_CODE, pa, settled
+from sampling_async.matching.panel._columns import EXCLUDED, INVITES_LEFT, OTHERS
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -34,6 +34,7 @@ from sampling_async.matching import (
     Counts,
     PanelMatcher,
     QuotaIndex,
+    Sample,
     TopK,
 )
 
@@ -389,6 +390,17 @@ def test_a_missing_uuid_is_a_missing_member_code():
     table = pa.table({"member_code": pa.array([*_BYTES[:1], None], pa.uuid()), str(GENDER): [MALE] * 2})
     with pytest.raises(InvalidRequestError, match="row 1 of the panel has no member_code"):
         PanelMatcher(_MEN, TopK(1)).run(table).read_all()
+
+
+@pytest.mark.parametrize("code", ["", ".", "..", "SECRET\n", "SECRET\x9f"])
+@pytest.mark.parametrize("output", [TopK(1), Sample(3), Allocate(1)])
+def test_a_member_code_that_no_request_can_carry_is_refused_by_its_row(output, code):
+    table = pa.table({"member_code": ["a", "\u00a0\u00e9 ...", code], str(GENDER): [MALE] * 3})
+    with pytest.raises(InvalidRequestError, match="row 2 of the panel: a member code cannot") as caught:
+        PanelMatcher(_MEN, output).run(table).read_all()
+    assert "SECRET" not in str(caught.value)
+    PanelMatcher(_MEN, Counts()).run(table).read_all()  # it needs no codes
+    assert PanelMatcher(_MEN, output).run(table.slice(0, 2)).read_all().num_rows
 
 
 @pytest.mark.parametrize("twice", ["member_code", str(POSTAL)])

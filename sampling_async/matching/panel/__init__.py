@@ -5,8 +5,8 @@ This package needs the extra `panel`: `pip install 'sampling-async[panel]'`.
 
 from sampling_async._contract import panel_extra as _panel_extra  # noqa: F401  first  # pyright: ignore[reportUnusedImport]
 from sampling_async.matching.panel._allocate import Allocate
-from sampling_async.matching.panel._arrow import BatchReader
-from sampling_async.matching.panel._columns import EXCLUDED, INVITES_LEFT, MEMBER_CODE, OTHERS, REGION
+from sampling_async.matching.panel._arrow import MEMBER_CODE, BatchReader
+from sampling_async.matching.panel._columns import EXCLUDED, INVITES_LEFT, OTHERS, REGION
 from sampling_async.matching.panel._files import PanelFile, alike, is_query
 from sampling_async.matching.panel._matcher import Output, PanelMatcher
 from sampling_async.matching.panel._prices import Prices, Terms

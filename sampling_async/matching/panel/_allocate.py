@@ -12,13 +12,11 @@ from attrs import evolve, field, frozen
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import number_above_0, whole_number, whole_of_31_bits
 from sampling_async._contract.currencies import CurrencyRates, must_count_alike, not_compared, rates_or_none
-from sampling_async.matching.panel._arrow import arrow, lists_of, pa
+from sampling_async.matching.panel._arrow import MEMBER_CODE, arrow, lists_of, member_codes, pa
 from sampling_async.matching.panel._columns import (
     INVITES_LEFT,
-    MEMBER_CODE,
     columns_read,
     limits,
-    member_codes,
     weights,
 )
 from sampling_async.matching.panel._kernel import packed

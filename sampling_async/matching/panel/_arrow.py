@@ -1,4 +1,4 @@
-"""pyarrow as `Any`, because it has no types: conversions to numpy, column types, and the result's reader."""
+"""pyarrow as `Any`, because it has no types: conversions to numpy, member codes, and the result's reader."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
+
+from sampling_async import InvalidRequestError
+from sampling_async._protocol.requests import member_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 
 pa: Final[Any] = import_module("pyarrow")
 pc: Final[Any] = import_module("pyarrow.compute")
+
+MEMBER_CODE: Final = "member_code"
+_SHORT: Final = 3  # bytes
 
 
 WHOLE: Final[dict[int, Any]] = {
@@ -222,3 +228,28 @@ def _first_unfit(column: Any) -> int:
         else:
             start = middle
     return start
+
+
+def member_codes(batch: Any, first: int) -> Any:
+    """Return the member codes of a batch, which begins at row `first`; each can be sent."""
+    column = settled_column(batch.column(MEMBER_CODE))
+    if column.type.id == DICTIONARY:
+        column = column.dictionary_decode()
+    if not is_text(column.type):
+        raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel must hold texts, not {column.type}")
+    column = column.cast(pa.string())
+    if column.null_count:
+        row = first + int(np.flatnonzero(booleans(column.is_null()))[0])
+        raise InvalidRequestError(f"row {row} of the panel has no {MEMBER_CODE}")
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel has texts that are not UTF-8") from None
+    # Few: what is empty or dots is short, and control characters are not printable.
+    doubtful = (integers(pc.binary_length(column))[0] < _SHORT) | ~booleans(pc.utf8_is_printable(column))
+    for at in np.flatnonzero(doubtful).tolist():
+        try:
+            member_code_of(column[at].as_py())
+        except InvalidRequestError as exc:
+            raise InvalidRequestError(f"row {first + at} of the panel: {exc}") from None
+    return column

@@ -14,6 +14,7 @@ from sampling_async.matching._conditions import OLDEST
 from sampling_async.matching.panel._arrow import (
     DICTIONARY,
     LISTS,
+    MEMBER_CODE,
     WHOLE,
     NotWholeError,
     arrow,
@@ -25,7 +26,6 @@ from sampling_async.matching.panel._arrow import (
     is_null,
     is_text,
     pa,
-    settled_column,
 )
 from sampling_async.matching.panel._plan import PanelColumns
 from sampling_async.matching.panel._postal import Beginnings
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from sampling_async.matching.panel._plan import CompactInventory
     from sampling_async.matching.panel._rows import Classes
 
-MEMBER_CODE: Final = "member_code"
 DEVICE: Final = "device_type"
 EXCLUDED: Final = "exclude_surveys"
 PARTICIPATIONS: Final = "participations"
@@ -250,23 +249,6 @@ class AnswerReader:
 _NONE: Final = -1
 _NOTHING: Final = np.zeros(0, dtype=np.intp)
 NOBODY: Final = Several(_NOTHING, _NOTHING)
-
-
-def member_codes(batch: Any, first: int) -> Any:
-    column = settled_column(batch.column(MEMBER_CODE))
-    if column.type.id == DICTIONARY:
-        column = column.dictionary_decode()
-    if not is_text(column.type):
-        raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel must hold texts, not {column.type}")
-    column = column.cast(pa.string())
-    if column.null_count:
-        row = first + int(np.flatnonzero(booleans(column.is_null()))[0])
-        raise InvalidRequestError(f"row {row} of the panel has no {MEMBER_CODE}")
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        raise InvalidRequestError(f"column {MEMBER_CODE!r} of the panel has texts that are not UTF-8") from None
-    return column
 
 
 def numbers(

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from sampling_async._pacing.gc_pauses import defer_full_gc
-from sampling_async.matching.panel._arrow import booleans, pa, pc
+from sampling_async.matching.panel._arrow import booleans, member_codes, pa, pc
 from sampling_async.matching.panel._columns import (
     DEVICE,
     NOBODY,
     AnswerReader,
     Several,
-    member_codes,
     numbers,
     taken,
 )

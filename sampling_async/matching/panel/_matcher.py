@@ -9,8 +9,8 @@ from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._contract.checks import require_instance
 from sampling_async.matching._index import QuotaIndex
 from sampling_async.matching.panel._allocate import Allocate, Candidates
-from sampling_async.matching.panel._arrow import is_settled, pa, settled
-from sampling_async.matching.panel._columns import MEMBER_CODE, OTHERS, columns_of
+from sampling_async.matching.panel._arrow import MEMBER_CODE, is_settled, pa, settled
+from sampling_async.matching.panel._columns import OTHERS, columns_of
 from sampling_async.matching.panel._files import batches_of, must_be_readable_twice, sized
 from sampling_async.matching.panel._kernel import CHUNK, Kernel
 from sampling_async.matching.panel._plan import CompactInventory, PanelPlan

@@ -10,13 +10,11 @@ from attrs import field, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import is_whole, whole_of_31_bits
-from sampling_async.matching.panel._arrow import arrow, pa
+from sampling_async.matching.panel._arrow import MEMBER_CODE, arrow, member_codes, pa
 from sampling_async.matching.panel._columns import (
     INVITES_LEFT,
-    MEMBER_CODE,
     columns_read,
     limits,
-    member_codes,
     weights,
 )
 from sampling_async.matching.panel._kernel import members_in

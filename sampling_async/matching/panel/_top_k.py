@@ -12,8 +12,7 @@ import numpy as np
 from attrs import field, frozen
 
 from sampling_async._contract.checks import whole_of_31_bits
-from sampling_async.matching.panel._arrow import arrow, integers, lists_of, pa, pc
-from sampling_async.matching.panel._columns import MEMBER_CODE, member_codes
+from sampling_async.matching.panel._arrow import MEMBER_CODE, arrow, integers, lists_of, member_codes, pa, pc
 from sampling_async.matching.panel._kernel import members_in, packed
 
 if TYPE_CHECKING:
