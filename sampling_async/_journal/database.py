@@ -104,6 +104,12 @@ def failing(what: str, error: Callable[[str], Exception]) -> Generator[None]:
         raise made from exc
 
 
+UNUSABLE: Final = (
+    *(LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, struct.error),
+)
+"""What a value raises where it is used, if nobody can have written it."""
+
+
 @contextmanager
 def as_written(error: Callable[[str], Exception], writer: str) -> Generator[None]:
     """Raise an error of the caller's if values of a database cannot be used: for blocks that use nothing else.
@@ -114,7 +120,7 @@ def as_written(error: Callable[[str], Exception], writer: str) -> Generator[None
         yield
     except SamplingError:
         raise
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, struct.error) as exc:
+    except UNUSABLE as exc:
         raise error(f"is damaged: it holds a value that no {writer} writes; use a backup") from exc
 
 

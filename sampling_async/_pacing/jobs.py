@@ -152,6 +152,7 @@ class JobStream(Background, Generic[Job]):
         This is for a consumer that keeps all results: the window no longer bounds the memory. The consumer
         wakes up once for 32 jobs, which costs less than `next`. The jobs stay in `open` until `release`.
         """
+        self._must_be_inside()
         if not self._in_batches:
             self._in_batches = True
             # From now on a job leaves the window when it is done. These jobs were done before.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import text_of
 from sampling_async.notifications._bodies import NotUnderstoodError, RefusedBodyError, read_fields
 from sampling_async.notifications._entries import (
@@ -59,13 +60,19 @@ def erase_member(store: AnyStore, member_code: Text) -> ErasedMember:
     has `Fact.corrects`. What comes about other surveys is stored as for any other member.
 
     Raises:
-        InvalidRequestError: The store is neither SQLite nor PostgreSQL.
+        InvalidRequestError: The store is neither SQLite nor PostgreSQL, or the member code is no text.
         StoreError: The store cannot be read or written.
     """
     opened, code = store_of(store).copy(), text_of(member_code)
-    with opened.as_written():
-        receipts = list(_receipts_of(opened, code))
-        return run_once(opened, lambda it: _erased(it, code, receipts))
+    if not isinstance(code, str):
+        raise InvalidRequestError(f"a member code must be a str, not {type(code).__name__}")
+    receipts = list(_receipts_of(opened, code))
+
+    def erased(it: SqlStore) -> ErasedMember:
+        with it.as_written():
+            return _erased(it, code, receipts)
+
+    return run_once(opened, erased)
 
 
 def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMember:
@@ -154,10 +161,11 @@ def _receipts_of(store: SqlStore, member_code: str) -> Iterator[int]:
         while rows := run(query, (last, _PAGE)).fetchall():
             for number, body, sent, headers in rows:
                 last = number
-                try:
-                    fields = read_fields(bytes(body), json.loads(sent), json.loads(headers))
-                except (NotUnderstoodError, RefusedBodyError):
-                    continue
+                with store.as_written():
+                    try:
+                        fields = read_fields(bytes(body), json.loads(sent), json.loads(headers))
+                    except (NotUnderstoodError, RefusedBodyError):
+                        continue
                 if any(_names(each, member_code) for each in fields):
                     yield number
 

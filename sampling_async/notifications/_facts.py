@@ -22,6 +22,10 @@ class StoreError(SamplingError):
     """The store of notifications cannot be opened, read or written. The text says why."""
 
 
+class DamagedStoreError(StoreError):
+    """A value of the store is one that no inbox writes: another attempt cannot help."""
+
+
 class StoreConflictError(StoreError):
     """Another transaction was in the way, and nothing of this one was stored: run it again.
 

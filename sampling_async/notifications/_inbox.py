@@ -12,15 +12,23 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 import anyio
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import require_functions, require_instance, text_of, texts_of, whole_number
-from sampling_async._contract.records import safe_repr
+from sampling_async._contract.checks import (
+    require_functions,
+    require_instance,
+    shown,
+    text_of,
+    texts_of,
+    whole_id,
+    whole_number,
+)
+from sampling_async._contract.records import INT64_MAX, safe_repr
 from sampling_async._pacing.threads import in_thread, join_uncancelled, start
 from sampling_async.notifications._access import AccessControl, ForgedError, Signatures
 from sampling_async.notifications._app import Admission, Headers, HitResponse, NotificationsApp
 from sampling_async.notifications._bodies import MOST_BYTES, RefusedBodyError, is_compressed
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._entries import read_entries
-from sampling_async.notifications._facts import Hit, Receipt, StoreError
+from sampling_async.notifications._facts import Hit, Receipt, State, StoreError
 from sampling_async.notifications._handlers import Handlers, checked_records, kind_of
 from sampling_async.notifications._handling import HandlerPolicy, Handling
 from sampling_async.notifications._reading import FactStream, InboxStatus, status_of
@@ -31,7 +39,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sampling_async._contract.checks import Text
-    from sampling_async.notifications._facts import State
     from sampling_async.notifications._records import Notification
     from sampling_async.notifications._sql import SqlStore
 
@@ -389,9 +396,12 @@ class Inbox:
             follow: Whether to wait for more facts at the end, forever.
 
         Raises:
-            InvalidRequestError: One of `records` is not a record.
+            InvalidRequestError: One of `records` is not a record, `after` no ID, or `state` no State.
         """
         kinds = [kind_of(record) for record in records] or None
+        after = whole_number(whole_id(after, "after"), "after", least=0, most=INT64_MAX)
+        if state is not None and state not in list(State):
+            raise InvalidRequestError(f"state must be a State, such as State.DEAD, not {shown(state)}")
         return FactStream(self.store, kinds, after, state, self._policy.poll if follow else None)
 
 

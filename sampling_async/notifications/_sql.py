@@ -14,7 +14,7 @@ from sampling_async._contract.checks import moment_of
 from sampling_async._contract.records import INT64_MAX
 from sampling_async._journal.database import as_written
 from sampling_async.notifications._entries import about_stand_in, in_its_wave, member_text, stand_in
-from sampling_async.notifications._facts import Backlog, Fact, Hit, Settled, State, StoreError, Validity
+from sampling_async.notifications._facts import Backlog, DamagedStoreError, State, Validity
 from sampling_async.notifications._records import Kind
 from sampling_async.notifications._tables import (
     CLAIM,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import datetime
 
-    from sampling_async.notifications._facts import Entry
+    from sampling_async.notifications._facts import Entry, Fact, Hit, Settled, StoreError
     from sampling_async.notifications._records import Notification
 
 _PAGE: Final = 1_000
@@ -111,7 +111,7 @@ class SqlStore(ABC):
 
     def as_written(self) -> AbstractContextManager[None]:
         """Return a block that says that the store is damaged if its values cannot be used."""
-        return as_written(self.error, "inbox")
+        return as_written(lambda reason: DamagedStoreError(str(self.error(reason)), permanent=True), "inbox")
 
     @abstractmethod
     def _receipt_numbers(self, count: int) -> Iterable[int]:
@@ -153,8 +153,9 @@ class SqlStore(ABC):
 
     def _secrets(self) -> dict[Kind, list[str]]:
         known: dict[Kind, list[str]] = {}
-        for kind, secret in self.run("SELECT kind, secret FROM secrets ORDER BY id DESC"):
-            known.setdefault(Kind(kind), []).append(secret)
+        with self.as_written():
+            for kind, secret in self.run("SELECT kind, secret FROM secrets ORDER BY id DESC"):
+                known.setdefault(Kind(kind), []).append(secret)
         return {kind: known[kind] for kind in Kind if kind in known}
 
     # --- Where it is served
@@ -467,21 +468,20 @@ class SqlStore(ABC):
 
         It reads in pages over a separate connection, so that writers do not wait.
         """
-        conditions = ["id > ?"]
-        values: list[Any] = [after]
+        conditions, values = ["id > ?"], list[Any]([after])
         if kinds is not None:
-            wanted = list(kinds)
-            conditions.append(f"kind IN ({_marks(wanted)})")
-            values += _names(wanted)
+            values += _names(kinds)
+            conditions.append(f"kind IN ({_marks(values[1:])})")
         if state is not None:
             conditions.append("state = ?")
             values.append(state)
         query = f"SELECT {COLUMNS} FROM facts WHERE {' AND '.join(conditions)} ORDER BY id LIMIT {_PAGE}"
-        with self.reading("cannot be read") as run, self.as_written():
+        with self.reading("cannot be read") as run:
             while True:
                 rows = run(query, values).fetchall()
-                for row in rows:
-                    yield fact_of(row, partial(_body, run))
+                with self.as_written():
+                    facts = [fact_of(row, partial(_body, run)) for row in rows]
+                yield from facts
                 if len(rows) < _PAGE:
                     return
                 values[0] = rows[-1][0]

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from sampling_async import InvalidRequestError
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.database import (
     connected,
@@ -50,6 +51,8 @@ class SqliteStore(SqlStore):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.path = Path(path)
+        if "\0" in str(self.path):
+            raise InvalidRequestError("the path of a store must be without NUL")
         self._database: sqlite3.Connection | None = None
 
     @safe_repr

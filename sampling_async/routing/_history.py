@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from attrs import field, frozen
 
-from sampling_async import Invite, from_json
+from sampling_async import DecodeError, Invite, from_json
 from sampling_async._contract.checks import whole_from_1
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.steps import LoopYielder
@@ -21,6 +21,9 @@ _TECHNICAL_SECONDS: Final = 600.0
 
 CLOCK_STEP: Final = 60.0
 """Seconds by which the clocks of two hosts may differ, or a clock may be set back, without harm."""
+
+
+_NUMBERS: Final = Struct("<qqqqdd")  # of a link
 
 
 @frozen
@@ -38,6 +41,10 @@ class Link:
     invite_json: str | None = field(repr=hidden)
     entered: float | None
 
+    def __attrs_post_init__(self) -> None:
+        """Refuse what no router writes, with one of `UNUSABLE`."""
+        _NUMBERS.pack(self.quota_id, self.survey_id, self.wave_id, self.code or 0, self.asked, self.until)
+
     def is_leased(self, now: float) -> bool:
         # A clock that was set back must not hold the member for long.
         return self.state == "asking" and self.asked - CLOCK_STEP <= now < self.until
@@ -48,7 +55,10 @@ class Link:
 
     @property
     def invite(self) -> Invite:
-        return from_json(Invite, self.invite_json or "")
+        try:
+            return from_json(Invite, self.invite_json or "")
+        except DecodeError:
+            raise ValueError("a link without its invite") from None
 
 
 @frozen(kw_only=True)
@@ -150,6 +160,10 @@ class MemberHistory:
         if kind == "completion":
             self.facts[_Known.COMPLETED, wave_id, survey_id] = at
 
+    def packed(self) -> bytes:
+        """Return the facts in 25 bytes each; what no router writes raises one of `UNUSABLE`."""
+        return b"".join(_PACKED.pack(*key, at) for key, at in self.facts.items())
+
     def entered_at(self, quota_id: int) -> float | None:
         entered = (
             at for (known, quota, _), at in self.facts.items() if known == _Known.STARTED and quota == quota_id
@@ -194,7 +208,7 @@ class Histories:
 
     def put(self, member: str, history: MemberHistory) -> None:
         if history.facts:
-            self._packed[member] = b"".join(_PACKED.pack(*key, at) for key, at in history.facts.items())
+            self._packed[member] = history.packed()
         else:
             self._packed.pop(member, None)
 

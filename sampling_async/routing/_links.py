@@ -15,6 +15,7 @@ from attrs import field, frozen
 
 from sampling_async import Invite, to_json
 from sampling_async._contract.records import hidden
+from sampling_async._journal.database import UNUSABLE
 from sampling_async.notifications._entries import member_key, member_text
 from sampling_async.notifications._outcomes import note_entered
 from sampling_async.routing._history import CLOCK_STEP, Caps, Histories, Link, MemberHistory
@@ -112,7 +113,9 @@ def begin(store: SqlStore, wish: Wish, clock: Callable[[], float]) -> Turn:
     # Also if it is this process: an earlier click of it has asked, and waits for the response.
     if any(link.is_leased(now) or (wish.watches and link.may_be_leased(now)) for link in links):
         return Turn(history=history, is_busy=True)
-    if wish.takes_links and (waiting := [link for link in links if _waits(link, history, wish, now)]):
+    with store.as_written():
+        waiting = [link for link in links if wish.takes_links and _waits(link, history, wish, now)]
+    if waiting:
         return Turn(history=history, links=sorted(waiting, key=lambda link: -link.asked))
     if history.gets_nothing(wish.caps, now):
         return Turn(history=history)
@@ -166,6 +169,7 @@ def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberH
                 history.add_start(survey_id, quota_id, entered)
             elif quota_id not in requested:
                 history.add_invite(survey_id, invited)
+        history.packed()
     return links, history
 
 
@@ -222,23 +226,25 @@ class Changes:
         self._seen: set[Row] = set()  # rows of the last minute
         self._marks: deque[int] = deque(maxlen=_READINGS)  # the last fact that there was at each reading
 
-    def all(self, since: float, now: float) -> Histories:
-        """Return the histories of all members, from a moment on. It may block."""
+    def all(self, since: float, now: float) -> tuple[Histories, int]:
+        """Return the histories of all members, from a moment on, and what `apply` returns. It may block."""
         histories = Histories()
-        with self._store.reading("cannot be read", is_long=True) as run, self._store.as_written():
+        with self._store.reading("cannot be read", is_long=True) as run:
             last = _last_fact(run)
-            apply(_links_since(run, since), histories, now)
-            apply(_ends(run, 0, since), histories, now)
+            damaged = apply(_links_since(run, since), histories, now)
+            damaged += apply(_ends(run, 0, since), histories, now)
             entries = "SELECT member, survey, quota, entered FROM invites WHERE entered > ?"
-            apply(((member, "start", tuple(row)) for member, *row in run(entries, (since,))), histories, now)
+            starts = ((member, "start", tuple(row)) for member, *row in run(entries, (since,)))
+            damaged += apply(starts, histories, now)
             invites = (
                 "SELECT member, survey, invited FROM invites AS i WHERE invited > ? AND entered IS NULL AND NOT"
                 " EXISTS (SELECT 1 FROM links AS l WHERE l.member = i.member AND l.quota = i.quota)"
             )
-            apply(((member, "invite", tuple(row)) for member, *row in run(invites, (since,))), histories, now)
+            others = ((member, "invite", tuple(row)) for member, *row in run(invites, (since,)))
+            damaged += apply(others, histories, now)
         self._read_at = now
         self._marks.append(last)
-        return histories
+        return histories, damaged
 
     def added(self, now: float) -> list[Row]:
         """Return what was added since the last reading. It may block.
@@ -275,16 +281,24 @@ def _links_since(run: Callable[..., Any], since: float) -> Iterator[Row]:
         yield member, "link", tuple(link)
 
 
-def apply(rows: Iterable[Row], histories: Histories, now: float) -> None:
-    """Add rows to the histories of their members, by the text of the member in the store."""
+def apply(rows: Iterable[Row], histories: Histories, now: float) -> int:
+    """Add rows to the histories of their members, by the text of the member in the store.
+
+    Rows with values that nobody writes are left out; it returns how many. Their members learn it at a click.
+    """
+    damaged = 0
     for member, what, values in rows:
-        history = histories.of(member)
-        if what == "link":
-            history.add_link(Link(*values), now)
-        elif what == "end":
-            history.add_end(*values)
-        elif what == "start":
-            history.add_start(*values)
-        else:
-            history.add_invite(*values)
-        histories.put(member, history)
+        try:
+            history = histories.of(member)
+            if what == "link":
+                history.add_link(Link(*values), now)
+            elif what == "end":
+                history.add_end(*values)
+            elif what == "start":
+                history.add_start(*values)
+            else:
+                history.add_invite(*values)
+            histories.put(member, history)
+        except UNUSABLE:
+            damaged += 1
+    return damaged

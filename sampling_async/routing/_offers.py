@@ -16,12 +16,14 @@ from weakref import WeakKeyDictionary
 from anyio.lowlevel import checkpoint
 
 from sampling_async import InvalidRequestError
+from sampling_async._contract.checks import count_of
 from sampling_async._contract.currencies import must_count_alike, not_compared, prices_in_one
 from sampling_async._contract.logs import FailureLog
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.lessons import LearnedRates
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._entries import member_text
+from sampling_async.notifications._facts import DamagedStoreError
 from sampling_async.notifications._outcomes import read_rates
 from sampling_async.routing._history import DAY, Histories, MemberHistory
 from sampling_async.routing._links import Changes, apply
@@ -64,6 +66,7 @@ class OfferBook:
         clock: Callable[[], float],
     ) -> None:
         self.store_failure = FailureLog(_LOG, "the links of members cannot be read or stored")
+        self._damage = FailureLog(_LOG, "some members cannot be served", logging.ERROR)
         self._live = live
         self._caps = caps
         self._clock = clock
@@ -82,32 +85,29 @@ class OfferBook:
         self._price_of: Callable[[Price], float] = prices_in_one((), currency_rates)
         self._no_rate = FailureLog(_LOG, "some quotas are offered last", logging.ERROR)
 
+    def failed(self, error: StoreError) -> None:
+        """Note an error of the store. Damage concerns some members, and the others are served as before."""
+        (self._damage if isinstance(error, DamagedStoreError) else self.store_failure).failed(error)
+
     async def follow(self) -> None:
         """Read what the store has got since the last time, from other processes too.
 
         Once a UTC day, what is older than the router remembers is forgotten.
         """
         now = self._clock()
-        today, oldest = now // DAY, now - self._seconds
+        oldest = now - self._seconds
         try:
-            if self._histories is None:
-                self._histories, self._cleared_on = await in_thread(self._changes.all, oldest, now), today
-            else:
-                rows = await in_thread(self._changes.added, now)
-                for begin in range(0, len(rows), _SLICE):
-                    with self._store.as_written():
-                        apply(rows[begin : begin + _SLICE], self._histories, now)
-                    await checkpoint()
-                if self._cleared_on != today:
-                    self._cleared_on = today
-                    await self._histories.forget(oldest, now)
+            if damaged := await self._catch_up(oldest, now):
+                self._damage.failed(f"the store is damaged in {count_of(damaged, 'row')}; use a backup")
             if not self._rates_at <= now < self._rates_at + _RATES_SECONDS:
                 # What was entered a moment ago has had no time to end.
                 until = now - _UNDECIDED_SECONDS
                 self._rates, self._rates_at = await in_thread(self._read_rates, oldest, until), now
                 self._values.clear()
         except StoreError as exc:
-            self.store_failure.failed(exc)
+            self.failed(exc)
+            if isinstance(exc, DamagedStoreError):  # of the rates; they are tried again later, as usual
+                self._rates_at = now
         else:
             self.store_failure.over()
         if self._live.age is not None:
@@ -117,6 +117,22 @@ class OfferBook:
             for part in parts:
                 if part not in self._values:
                     await in_thread(self._values_of, part)
+
+    async def _catch_up(self, oldest: float, now: float) -> int:
+        """Add to the histories what came since the last time; return how many rows are damaged."""
+        today = now // DAY
+        if self._histories is None:
+            self._histories, damaged = await in_thread(self._changes.all, oldest, now)
+            self._cleared_on = today
+            return damaged
+        rows, damaged = await in_thread(self._changes.added, now), 0
+        for begin in range(0, len(rows), _SLICE):
+            damaged += apply(rows[begin : begin + _SLICE], self._histories, now)
+            await checkpoint()
+        if self._cleared_on != today:
+            self._cleared_on = today
+            await self._histories.forget(oldest, now)
+        return damaged
 
     def require_rates(self) -> None:
         """Check that there is a rate for each currency that is known by now."""

@@ -33,6 +33,7 @@ from sampling_async._protocol.requests import member_code_of
 from sampling_async.matching import LiveIndex, Member
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._committer import Committer
+from sampling_async.notifications._facts import DamagedStoreError
 from sampling_async.notifications._stores import store_of
 from sampling_async.routing._click import Flight, Flights
 from sampling_async.routing._history import DAY, Caps, lesson_of, refused_until
@@ -298,8 +299,11 @@ class SurveyRouter(BackgroundService):
         try:
             while await self._step(flight):
                 pass
+        except DamagedStoreError as exc:
+            self._book.failed(exc)
+            flight.failure = exc
         except StoreError as exc:
-            self._book.store_failure.failed(exc)
+            self._book.failed(exc)
         except Exception as exc:  # noqa: BLE001  raised in the tasks of the clicks
             flight.failure = exc
 
@@ -353,6 +357,8 @@ class SurveyRouter(BackgroundService):
         code = wish.member_code
         try:
             turn = await self._committer.run(partial(begin, wish=wish, clock=self._clock), key=code)
+        except DamagedStoreError:
+            raise  # by what was read, so nothing is stored
         except StoreError:
             # It may be stored all the same: whether the store has committed it is not known.
             self._abandoned.setdefault(code, []).append(wish.owner)
@@ -375,8 +381,11 @@ class SurveyRouter(BackgroundService):
             operation = partial(abandon, member_code=code, owners=owners, now=self._clock())
             try:
                 self._book.learn(code, await self._committer.run(operation, key=code))
+            except DamagedStoreError as exc:
+                self._book.failed(exc)
+                self._forget_abandoned(code, owners)
             except StoreError as exc:
-                self._book.store_failure.failed(exc)
+                self._book.failed(exc)
             else:
                 self._forget_abandoned(code, owners)
 
@@ -460,7 +469,7 @@ class SurveyRouter(BackgroundService):
             try:
                 self._book.learn(member_code, await self._committer.run(operation, key=member_code))
             except StoreError as exc:
-                self._book.store_failure.failed(exc)
+                self._book.failed(exc)
             else:
                 return
         # It may be stored meanwhile. To store it twice does no harm.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
+import sys
 from ast import literal_eval
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, get_args
@@ -480,7 +480,7 @@ def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
     elif "float" in kinds:
         wanted = "a number of at least 0" + (", or text" if "str" in kinds else "")
         is_text = "str" in kinds and isinstance(value, str)
-        fits = is_text or (isinstance(value, int | float) and type(value) is not bool and 0 <= value < math.inf)
+        fits = is_text or (type(value) in (int, float) and 0 <= value <= sys.float_info.max)
     else:
         wanted, fits = "text", isinstance(value, str)
     if not fits:

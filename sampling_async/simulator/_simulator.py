@@ -145,7 +145,8 @@ class Simulator:
     @property
     def panels(self) -> tuple[SimulatedPanel, ...]:
         """All panels, the first one first."""
-        return tuple(state.panel for state in self._service.panels.values())
+        # As a list first: another thread may add a panel meanwhile.
+        return tuple(state.panel for state in list(self._service.panels.values()))
 
     @property
     def inventory(self) -> Quotas:

@@ -15,6 +15,7 @@ from panel_kit import (
     GENDER,
     MALE,
     MEN,
+    PARTICIPATIONS,
     divide,
     generated_panel,
     panel_of,
@@ -136,6 +137,9 @@ except ImportError as exc:
 
 def test_matching_does_not_import_pandas(generated, tmp_path):
     index, panel = generated
+    taken = pa.array([[{"survey_id": 1, "wave_id": 1, "status_id": 1}]] * len(panel), PARTICIPATIONS)
+    panel = panel.append_column("exclude_surveys", pa.array([[100, 101]] * len(panel)))
+    panel = panel.append_column("participations", taken)
     with pa.OSFile(str(tmp_path / "panel"), "wb") as file, pa.ipc.new_stream(file, panel.schema) as writer:
         writer.write_table(panel)
     for output in (Counts(), TopK(5)):

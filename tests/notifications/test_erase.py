@@ -12,7 +12,7 @@ import pytest
 from cli_kit import run
 from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, handle, opened, post
 
-from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
+from sampling_async import InvalidRequestError, Invite, InviteOutcome, InviteRequest, Journal
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, State, erase_member
 
 CODE = "member-to-erase"
@@ -173,6 +173,18 @@ async def test_what_was_not_understood_is_named_and_left(address):
     assert erase_member(address, CODE).unclear == (unclear.id,)
     *_, first, second = await facts_of(inbox)
     assert (first.notification.body, second.notification.body) == (f"?{CODE}?".encode(), f"?{CODE}s?".encode())
+
+
+@pytest.mark.parametrize("code", [5, None, b"m-1"])
+def test_a_member_code_that_is_no_text_is_refused(address, code):
+    with pytest.raises(InvalidRequestError, match=r"^a member code must be a str, not"):
+        erase_member(address, code)
+
+
+def test_a_path_with_nul_is_refused_as_a_path(tmp_path):
+    for use in (erase_member, lambda path, _: OutcomeLedger(path).read_funnel()):
+        with pytest.raises(InvalidRequestError, match=r"^the path of a store must be without NUL"):
+            use(str(tmp_path / "a\0b"), CODE)
 
 
 def test_the_command_says_what_was_erased(address):

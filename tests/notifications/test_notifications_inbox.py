@@ -57,6 +57,9 @@ def test_facts_are_requested_by_their_records(tmp_path):
     inbox = Inbox(tmp_path / "n.db", secrets=SECRET)
     with pytest.raises(InvalidRequestError, match="'completion' is no notification"):
         inbox.facts("completion")
+    for wrong in ({"after": 2**70}, {"after": -1}, {"after": "1"}, {"state": "gone"}, {"state": "\ud800"}):
+        with pytest.raises(InvalidRequestError, match=f"^{next(iter(wrong))} must be"):
+            inbox.facts(**wrong)
 
 
 async def test_what_is_acknowledged_is_stored(path):

@@ -891,7 +891,7 @@ READINGS = {
     "backlog": lambda store: store.backlog(),
     "rows": lambda store: list(OutcomeLedger(store).read_rows()),
     "history": lambda store: run_once(store.copy(), partial(abandon, member_code="m-1", owners=(), now=2.0)),
-    "histories": lambda store: Changes(store).all(0.0, 2.0),
+    "secrets": lambda store: in_transaction(store, lambda each: each.secrets({})),
 }
 
 
@@ -913,7 +913,9 @@ READINGS = {
         ("invites", "survey", "a survey", "rows"),
         ("invites", "invited", "now", "rows"),
         ("links", "until", "later", "history"),
-        ("links", "survey", "a survey", "histories"),
+        ("links", "survey", "a survey", "history"),
+        ("links", "asked", "noon", "history"),
+        ("secrets", "kind", "completed", "secrets"),
     ],
 )
 def test_a_value_that_no_inbox_writes_is_a_damaged_store(sqlite_store, table, column, value, reading):
@@ -921,6 +923,7 @@ def test_a_value_that_no_inbox_writes_is_a_damaged_store(sqlite_store, table, co
     made, unknown = RecordedInvite("m-1", 1100, 2401, 77, 1.0), PossibleInvite("m-1", 1101, 2402, 77, 0.5)
     record(sqlite_store, [made], [unknown], now=1.0)
     with sqlite_store.transaction():
+        sqlite_store.secrets({Kind.COMPLETION: "s"})
         sqlite_store.run("UPDATE links SET state = 'refused', code = 36")
     READINGS[reading](sqlite_store)
     with sqlite_store.transaction():
@@ -929,3 +932,14 @@ def test_a_value_that_no_inbox_writes_is_a_damaged_store(sqlite_store, table, co
         READINGS[reading](sqlite_store)
     said = f"the store {sqlite_store.path} is damaged: it holds a value that no inbox writes; use a backup"
     assert str(caught.value) == said
+    assert caught.value.permanent
+
+
+def test_damaged_rows_are_left_out_of_the_histories_of_all_members(sqlite_store):
+    record(
+        sqlite_store, [], [PossibleInvite(f"m-{number}", 1101, 2402, 77, 0.5) for number in range(3)], now=1.0
+    )
+    with sqlite_store.transaction():
+        sqlite_store.run("UPDATE links SET survey = 'a survey' WHERE member = ?", ('"m-1"',))
+    histories, damaged = Changes(sqlite_store).all(0.0, 2.0)
+    assert (len(histories), damaged) == (2, 1)

@@ -96,6 +96,13 @@ def stream_of(numbers, run=double, *, limit: int = 2, window: int = 2, shut=None
     return JobStream(doubles.permits(shut), Drawer(numbers, drawn), run, window=window)
 
 
+async def test_a_stream_gives_nothing_before_it_is_entered():
+    stream = stream_of(range(3))
+    for wait in (stream.next, stream.several):
+        with pytest.raises(RuntimeError, match=r"enter the .* first"):
+            await wait()
+
+
 async def test_results_come_in_batches_and_a_full_window_does_not_stop_them():
     async with stream_of(range(600)) as stream:
         first = await stream.next()

@@ -16,7 +16,7 @@ from attrs import evolve
 from doubles import until
 from panel_kit import GENDER, MALE, quota, row, sub_quota
 from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
-from store_kit import SECRET, post
+from store_kit import SECRET, opened, post
 
 from sampling_async import InviteOutcome, ResultCode, RetryPolicy
 from sampling_async.matching import LearnedRates, Member
@@ -414,7 +414,7 @@ async def test_what_was_read_a_moment_ago_is_not_applied_again(new_address):
     panel, store, clock = Panel(1, 2), new_address(), Clock()
     async with router_of(panel, store, clock=clock) as router:
         changes = Changes(store_of(store).copy())
-        assert not len(changes.all(0.0, clock.now))
+        assert not len(changes.all(0.0, clock.now)[0])
         await click(router)
         ((member, what, values),) = changes.added(clock.now)
         assert (member, what, values[:4]) == ('"m-1"', "link", (2, 200, 1, "invited"))
@@ -430,7 +430,7 @@ async def test_facts_of_quotas_are_not_read_again_and_ends_that_become_visible_l
     async with Inbox(store, secrets=SECRET, clock=clock) as inbox:
         await ended(inbox, "completion", 2, Revenue=100)
         changes = Changes(store_of(store).copy())
-        assert len(changes.all(0.0, clock.now)) == 1
+        assert len(changes.all(0.0, clock.now)[0]) == 1
         for number in range(3):
             fields = {"SurveyId": 5, "QuotaId": 7 + number, "Status": "Closed"}
             assert (await post(inbox, "quota_status", fields)).status == 200
@@ -441,6 +441,47 @@ async def test_facts_of_quotas_are_not_read_again_and_ends_that_become_visible_l
         assert (member, what) == ('"m-1"', "end")
         assert changes.added(clock.now) == []
         assert changes._marks[0] < changes._marks[-1]  # what comes late has a number above the first one
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("until", "later"), ("survey", "a survey"), ("asked", "noon"), ("entered", "noon"), ("invite", "{")],
+)
+async def test_a_damaged_link_concerns_its_member_alone(tmp_path, column, value):
+    store = tmp_path / "s.db"
+    async with router_of(Panel(1, 2), store) as router:
+        await click(router)
+        with opened(store) as mine:
+            mine.execute(f"UPDATE links SET {column} = ?", (value,))
+        for _ in range(2):
+            with pytest.raises(StoreError, match="is damaged: it holds a value that no inbox writes"):
+                await click(router)
+        assert router.status.is_ready
+        assert (await click(router, Member("m-2", MEMBER.profile))).status == "routed"
+
+
+async def test_a_damaged_row_keeps_no_other_one_from_being_known(tmp_path, caplog):
+    clock, store = Clock(), tmp_path / "s.db"
+
+    def said() -> list[str]:
+        return [record.message for record in caplog.records if "damaged" in record.message]
+
+    async with router_of(Panel(1, 2), store, clock=clock) as router:
+        await click(router)
+        with opened(store) as mine:
+            mine.execute("UPDATE links SET survey = 'a survey', changed = ?", (clock.now + 1,))
+            columns = "member, quota, survey, wave, state, asked, until, changed"
+            for number in range(300):
+                link = (f'"other-{number}"', 2, 200, 1, "unclear", clock.now, clock.now, clock.now + 1)
+                mine.execute(f"INSERT INTO links ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", link)
+        clock.now += 2
+        await until(said)
+        assert len(router._book._histories) >= 300
+        assert router.status.is_ready
+    async with router_of(Panel(1, 2), store, clock=clock) as again:
+        assert ids(again.offers(Member("other-7", MEMBER.profile))) == [1]
+        await until(lambda: len(said()) == 2)
+    assert {*said()} == {"some members cannot be served: the store is damaged in 1 row; use a backup"}
 
 
 async def test_offers_leave_out_what_a_dead_process_was_asking_for(tmp_path, monkeypatch):

@@ -87,6 +87,11 @@ def test_all_constructors_are_available_in_json():
         ),
         ('[{"Fault": "status", "Status": 99}]', "$[0].Status", "found 99"),
         ('[{"Fault": "status", "Html": 1}]', "$[0].Html", "expected true or false, found 1"),
+        (
+            '[{"Fault": "delay", "Seconds": 1' + "0" * 400 + "}]",
+            "$[0].Seconds",
+            "expected a number of at least 0",
+        ),
         ('[{"Fault": "status", "RetryAfter": -1}]', "$[0].RetryAfter", "a number of at least 0, or text"),
         ('[{"Fault": "status", "When": "middle"}]', "$[0]", "must be one of before, after"),
         ('[{"Fault": "status", "When": 1}]', "$[0].When", "expected text, found 1"),

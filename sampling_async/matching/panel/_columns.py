@@ -25,6 +25,7 @@ from sampling_async.matching.panel._arrow import (
     is_list,
     is_null,
     is_text,
+    lists_of,
     pa,
 )
 from sampling_async.matching.panel._plan import PanelColumns
@@ -103,8 +104,8 @@ class AnswerReader:
         if classes.kind == "age":
             known = np.arange(OLDEST + 1)
         self._low, self._high = int(known[0]), int(known[-1])
-        # A table of the class of every number from `_low` to `_high`, unless it would be too large: numbers are
-        # read as texts then. The first and the last place are for all numbers below and above: OTHER.
+        # A table of the class of every number from `_low` to `_high`. If it would be too large, numbers are
+        # looked up one by one. The first and the last place are for all below and above: OTHER.
         if self._high - self._low > _WIDEST_TABLE or self._low == np.iinfo(np.int64).min:
             return
         self._table = np.full(self._high - self._low + 3, OTHER, dtype=self._codes)
@@ -205,7 +206,7 @@ class AnswerReader:
         return codes
 
     def _of_words(self, column: Any, first: int, member: NDArray[np.intp] | None) -> NDArray[Any]:
-        """Return the classes of the texts in a dictionary column; each distinct text is parsed once."""
+        """Return the classes of the values in a dictionary column; each distinct one is parsed once."""
         words = column.dictionary
         # The place after the last word is for nulls.
         numbers = np.append(self._numbers_of(words), UNANSWERED)
@@ -220,7 +221,7 @@ class AnswerReader:
         return codes.astype(self._codes)
 
     def _numbers_of(self, words: Any) -> NDArray[np.intp]:
-        """Return the classes of texts, or `_NONE` for texts that are not valid answers."""
+        """Return the classes of values, or `_NONE` for those that are not valid answers."""
         if self._beginnings is not None and is_text(words.type):
             with suppress(UnicodeDecodeError):
                 return self._beginnings.numbers(words)
@@ -368,8 +369,10 @@ def _looked_up(
     example = np.empty(count, dtype=np.intp)  # a place where each key stands
     example[number] = np.arange(len(number))
     unique = zip(*(each[example].tolist() for each in keys), strict=True)
-    lists = pa.array([[*places_of(key)] for key in unique], pa.list_(pa.int64())).take(arrow(number))
-    places, at = flat(lists)
+    found = [np.fromiter(places_of(key), np.int64) for key in unique]
+    # Not by `pa.array`, which first imports pandas if it is installed.
+    places = arrow(np.concatenate([_NOTHING, *found]).astype(np.int64))
+    places, at = flat(lists_of(places, np.array([len(each) for each in found], np.int64)).take(arrow(number)))
     return Several(integers(places)[0].astype(np.intp), member[at])
 
 
