@@ -226,7 +226,7 @@ def divide(monkeypatch, *, rows=None, chunk=None, line_bytes=None, allocated=Non
         (_files, "_LINES_BYTES", line_bytes),
         (_matcher, "CHUNK", chunk),
         (_allocate, "_AT_ONCE", allocated),
-        (_sample, "MEMBERS", sampled),
+        (_sample, "PRICE_MEMBERS", sampled),
     )
     for module, name, size in parts:
         if size is not None:

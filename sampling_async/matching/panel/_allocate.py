@@ -16,7 +16,7 @@ from sampling_async.matching.panel._arrow import MEMBER_CODE, arrow, lists_of, m
 from sampling_async.matching.panel._columns import (
     INVITES_LEFT,
     columns_read,
-    limits,
+    invite_limits,
     weights,
 )
 from sampling_async.matching.panel._kernel import packed
@@ -247,7 +247,7 @@ class Candidates:
             member_codes(batch, first),
             lists,
             certain,
-            limits(batch, self.per_member, first),
+            invite_limits(batch, self.per_member, first),
             weights(batch, self.weight, first),
             arrow(hashes.view(np.int64)),
         ]

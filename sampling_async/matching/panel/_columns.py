@@ -279,7 +279,7 @@ def columns_read(weight: str | None) -> frozenset[str]:
     return frozenset({INVITES_LEFT} if weight is None else {INVITES_LEFT, weight})
 
 
-def limits(batch: Any, per_member: int, first: int) -> Any:
+def invite_limits(batch: Any, per_member: int, first: int) -> Any:
     if INVITES_LEFT not in batch.schema.names:
         return arrow(np.full(len(batch), per_member, dtype=np.int64))
     left, is_known = numbers(batch.column(INVITES_LEFT), INVITES_LEFT, first)
@@ -323,7 +323,7 @@ def _excluded(column: Any, source: CompactInventory, first: int) -> Several:
         )
     values, member = flat(column)
     survey_ids, there = numbers(values, EXCLUDED, first, member)
-    return _looked_up([survey_ids[there]], member[there], lambda key: source.of_survey.get(key[0], ()))
+    return _places_of([survey_ids[there]], member[there], lambda key: source.of_survey.get(key[0], ()))
 
 
 def _participations(column: Any, source: CompactInventory, first: int) -> Several:
@@ -349,10 +349,10 @@ def _participations(column: Any, source: CompactInventory, first: int) -> Severa
         participations = {(survey_id, wave_id, status_id), (survey_id, 0, status_id)}
         return {place for each in participations for place in source.excluding.get(each, ())}
 
-    return _looked_up([field[is_known] for field, _ in fields], member[is_known], excluding)
+    return _places_of([field[is_known] for field, _ in fields], member[is_known], excluding)
 
 
-def _looked_up(
+def _places_of(
     keys: Sequence[NDArray[np.int64]],
     member: NDArray[np.intp],
     places_of: Callable[[Sequence[int]], Iterable[int]],

@@ -14,7 +14,7 @@ from sampling_async.matching.panel._arrow import MEMBER_CODE, arrow, member_code
 from sampling_async.matching.panel._columns import (
     INVITES_LEFT,
     columns_read,
-    limits,
+    invite_limits,
     weights,
 )
 from sampling_async.matching.panel._kernel import members_in
@@ -251,8 +251,8 @@ class _WheelDraw(Collector):
         return pa.table(columns, schema=self._output.schema)
 
 
-MEMBERS: Final = 2_048
-"""Members in the sample."""
+PRICE_MEMBERS: Final = 2_048
+"""Members in the sample that prices are learned from."""
 
 _COUNT: Final = 5  # the place of the column "members"
 
@@ -288,10 +288,10 @@ class PriceSample:
         return columns_read(self.weight)
 
     def collector(self, source: CompactInventory) -> Collector:
-        return _SampleDraw(self, source)
+        return _PriceDraw(self, source)
 
     def of_candidates(self, batches: Iterable[Any], source: CompactInventory) -> Any:
-        drawing, first = _SampleDraw(self, source), 0
+        drawing, first = _PriceDraw(self, source), 0
         for batch in batches:
             drawing.add_candidates(batch, first)
             first += len(batch)
@@ -306,13 +306,13 @@ class PriceSample:
                 "PanelMatcher, made when no quota had closed that it does not know of"
             )
         priorities = table.column("priority").to_numpy()
-        kept = np.argsort(priorities, kind="stable")[:MEMBERS]
+        kept = np.argsort(priorities, kind="stable")[:PRICE_MEMBERS]
         counts = np.zeros(len(kept), dtype=np.int64)
         counts[0] = table.column("members").to_numpy().sum()
         return table.take(arrow(kept)).set_column(_COUNT, "members", arrow(counts))
 
 
-class _SampleDraw(Collector):
+class _PriceDraw(Collector):
     def __init__(self, output: PriceSample, source: CompactInventory) -> None:
         self._output, self._source = output, source
         self._count = 0
@@ -324,10 +324,10 @@ class _SampleDraw(Collector):
         hashes = hashed(member_codes(batch, first).to_pylist(), self._output.seed)
         self._count += len(hashes)
         kept = np.flatnonzero(hashes < self._limit)
-        if len(kept) > MEMBERS:
-            kept = np.sort(np.argpartition(hashes, MEMBERS)[:MEMBERS])
+        if len(kept) > PRICE_MEMBERS:
+            kept = np.sort(np.argpartition(hashes, PRICE_MEMBERS)[:PRICE_MEMBERS])
         self._hashes = hashes[kept]
-        self._limits = limits(batch, self._output.per_member, first).take(arrow(kept))
+        self._limits = invite_limits(batch, self._output.per_member, first).take(arrow(kept))
         self._weights = weights(batch, self._output.weight, first).take(arrow(kept))
         return batch.take(arrow(kept))
 
@@ -360,7 +360,7 @@ class _SampleDraw(Collector):
         self._drawn.append(pa.record_batch(columns, schema=self._output.schema))
         if len(self._drawn) > 1:
             self._drawn = self._merged().to_batches()
-        if sum(map(len, self._drawn)) == MEMBERS:
+        if sum(map(len, self._drawn)) == PRICE_MEMBERS:
             last = max(batch.column(0).to_numpy().max() for batch in self._drawn)
             self._limit = np.array([last], dtype=np.int64).view(np.uint64)[0] ^ MIDDLE
 
