@@ -155,7 +155,7 @@ def _verdict_on(place: Path, package: str, tests: dict[str, list[str]], given: a
     names = [f"{each}.py" for each in given.file or ()] or ["*"]
     of_package = [f"{package}/{name}" for name in names] if source.is_dir() else [f"{package}.py"]
     files = [f"sampling_async/{name}" for name in of_package]
-    paths = [f"tests/{test}.py" for test in tests["tests"]]
+    paths = [path for test in tests["tests"] for path in _files_of(place, test)]
     options = [*OPTIONS, *(f"--deselect=tests/{test}" for test in tests.get("without", []))]
     settings = SETTINGS.format(files=_quoted(files), tests=_quoted(paths), options=_quoted(options))
     with (place / "pyproject.toml").open("a", encoding="utf-8") as project:
@@ -181,6 +181,13 @@ def _verdict_on(place: Path, package: str, tests: dict[str, list[str]], given: a
         )
         survivors = tuple(mutant for mutant, is_killed in zip(unequal, fails, strict=True) if not is_killed)
     return Verdict(package, len(made), len(tried), len(doubtful) - len(unequal), survivors)
+
+
+def _files_of(place: Path, pattern: str) -> list[str]:
+    found = sorted(str(path.relative_to(place)) for path in place.glob(f"tests/{pattern}.py"))
+    if not found:
+        raise LookupError(f"there is no tests/{pattern}.py")
+    return found
 
 
 def _quoted(texts: Iterable[str]) -> str:

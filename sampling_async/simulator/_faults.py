@@ -461,7 +461,7 @@ def _called(make: Callable[..., Fault], given: Mapping[str, Any], path: str, *ot
 
 
 def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
-    """Check a value by the annotation of its parameter, a text as this module postpones them; return the argument."""
+    """Check a value by the annotation of its parameter, a text since this module postpones them; return it."""
     if annotation.startswith("Literal["):
         choices: list[str] = literal_eval(annotation.removeprefix("Literal"))
         if value not in choices:
