@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from uuid import UUID
 
 import numpy as np
@@ -27,6 +28,7 @@ from panel_kit import (
     sub_quota,
     survey,
 )
+from pyarrow.json import read_json
 
 from sampling_async import InvalidRequestError, SurveyWaveExclusion
 from sampling_async.matching import (
@@ -311,6 +313,14 @@ def test_a_null_in_a_participation_hides_the_value_under_it():
     for values in (masked, no_status):
         column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), values)
         assert counted(PanelMatcher(index), pa.table({"participations": column})) == {1: (1, 0)}
+
+
+@pytest.mark.parametrize("name", [b"wave", b"wave_\xe9"])
+def test_participations_without_a_field_are_refused_whatever_the_others_are_called(name):
+    index = QuotaIndex([survey(ALL, survey_wave_exclusions=(SurveyWaveExclusion(9, 0, (3,)),))])
+    lines = b'{"participations": [{"survey_id": 9, "status_id": 3, "%b": 1}]}' % name
+    with pytest.raises(InvalidRequestError, match="'participations' of the panel has no 'wave_id' in"):
+        PanelMatcher(index).run(read_json(io.BytesIO(lines))).read_all()
 
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null()), pa.list_(pa.int64())], ids=str)

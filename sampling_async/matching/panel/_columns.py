@@ -333,7 +333,8 @@ def _participations(column: Any, source: CompactInventory, first: int) -> Severa
             f"not {column.type}"
         )
     values, member = flat(column)
-    missing = sorted(set(_PARTICIPATION) - {field.name for field in column.type.value_type})
+    # Not by their names, which need not be UTF-8.
+    missing = [name for name in sorted(_PARTICIPATION) if column.type.value_type.get_field_index(name) < 0]
     if missing:
         raise InvalidRequestError(f"column {PARTICIPATIONS!r} of the panel has no {missing[0]!r} in its lists")
     fields = [numbers(values.field(name), PARTICIPATIONS, first, member) for name in _PARTICIPATION]
