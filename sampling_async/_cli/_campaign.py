@@ -68,7 +68,7 @@ def _parsed(name: str, text: str, option: str) -> Any:
         return text
     parse: Callable[[str], float] = int if name in {"concurrency", "max_invites"} else float
     try:
-        value = parse(text)
+        value = parse(text if text.isascii() and "_" not in text else "")  # Python would take 1_5 for 15
     except ValueError:
         kind = "a whole number" if parse is int else "a number"
         raise InvalidRequestError(f"{option} must be {kind} or {NONE}, not {text[:_SHOWN]!r}") from None

@@ -32,7 +32,7 @@ from sampling_async._cli._stores import existing_store, is_new
 from sampling_async._cli._tally import CAPPED, DONE, INCOMPLETE, USAGE
 from sampling_async._cli._top import CAMPAIGN_SOCKET
 from sampling_async._contract.checks import count_of
-from sampling_async.campaign import Campaign, Limits, Plan
+from sampling_async.campaign import Campaign, Plan
 from sampling_async.campaign._files import check_partitions, require_own_folder
 from sampling_async.campaign._ledger import with_ledger
 from sampling_async.campaign._ledger_file import LEDGER_NAME
@@ -105,7 +105,7 @@ class CampaignJob:
         except OSError as exc:
             raise InvalidRequestError(f"--out {self.folder}: {exc.strerror}") from None
         try:
-            self._plan(saved, Campaign.plan, limits=Limits().changed(**changes))
+            self._plan(saved, Campaign.plan, changes)
         except BaseException:
             with suppress(OSError):  # only empty ones can be removed
                 for each in new:
@@ -122,8 +122,8 @@ class CampaignJob:
         if settings.panel is None:
             raise InvalidRequestError(f"{self._ledger} does not say which panel it was planned for: give PANEL")
         saved = _checked(settings)
-        self._plan(saved, Campaign.top_up)
-        self._go(self._saved(saved, changes))
+        self._plan(saved, Campaign.top_up, changes)
+        self._go(self._saved(saved, {}))
 
     def _given(self, panel: str | None) -> Settings:
         """Return what was given, with whole paths, because a later command may run in another folder."""
@@ -142,7 +142,10 @@ class CampaignJob:
         values["leave_out"] = [*map(_whole, earlier)]
         return Settings(**values)
 
-    def _plan(self, settings: Settings, make: Callable[..., Any], *, limits: Limits | None = None) -> None:
+    def _plan(self, settings: Settings, make: Callable[..., Any], changes: dict[str, Any]) -> None:
+        def facts(ledger: CampaignLedger) -> dict[str, object]:
+            return {view.SAVED: settings.to_json(), "limits": ledger.limits().changed(**changes).to_json()}
+
         assert settings.panel is not None
         match = settings.matching(self.options.workers)
         campaign = partial(
@@ -150,7 +153,6 @@ class CampaignJob:
             panel=settings.panel,
             ledger=self._ledger,
             allocate=_allocate(settings, _rates_of(settings)),
-            limits=limits,
             cost=settings.cost or 0.0,
             columns=match.renamed(_OTHERS),
             kinds=match.kinds(None if is_query(settings.panel) else Path(settings.panel)),
@@ -170,7 +172,9 @@ class CampaignJob:
                 def show_members(members: int, total: int | None) -> None:
                     bar.update(task, completed=members, total=total)
 
-                await make(campaign(client, **inventory), on_members=show_members)
+                made = campaign(client, **inventory)
+                made.facts_with_plan = facts  # with it, or a kill between the two would lose a cap
+                await make(made, on_members=show_members)
 
         if self.options.inventory is None:
             self.service.call(made)
@@ -186,9 +190,10 @@ class CampaignJob:
             ledger.lock()
             ledger.note(**{view.SAVED: saved.to_json()})
             cap = ledger.change_limits(**changes).max_invites
-            plan, began = plan_of(ledger), ledger.read("SELECT max(began) FROM runs")[0][0]
+            plan = plan_of(ledger)
             assert plan is not None
-            has_run = began is not None and began >= float(ledger.fact("planned_at") or 0)
+            # Not by times: clocks are set back.
+            has_run = ledger.fact("begun_plan") == str(plan.number)
             return _RunnableCampaign(
                 plan, saved, has_run, None if cap is None else max(0, cap - ledger.invited())
             )
@@ -395,6 +400,10 @@ class ShownRun:
         write = partial(campaign.write, self.folder, **view.file_options(self.folder, self.settings))
         try:
             outcomes = view.ledger_of_outcomes(self.settings)
+        except InvalidRequestError as exc:  # the store was moved away
+            show.note(f"The files are without completes and revenue: {exc}")
+            return await write()
+        try:
             await view.settle(campaign, outcomes)
             return await write(outcomes=outcomes)
         except StoreError as exc:

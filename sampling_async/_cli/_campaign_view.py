@@ -354,7 +354,8 @@ def ledger_in(folder: Path) -> Path:
 
 
 def saved_in(ledger: CampaignLedger) -> Settings:
-    return Settings.from_json(ledger.fact(SAVED))
+    with ledger.as_written():
+        return Settings.from_json(ledger.fact(SAVED))
 
 
 def change_limits(folder: Path, changes: dict[str, Any]) -> None:
@@ -399,7 +400,8 @@ def show_comparison(folders: Sequence[Path], html: Path | None, given: Settings)
         if found.started_at is None:
             show.note(f"Left out: {folder} was only planned, and nothing was requested")
         else:
-            summaries[str(folder) if whole.name in summaries else whole.name] = found
+            names = (whole.name, str(folder), str(whole))
+            summaries[next(name for name in names if name not in summaries)] = found
     if not summaries:
         raise InvalidRequestError("none of these campaigns has requested anything yet")
     comparison = compare(summaries)

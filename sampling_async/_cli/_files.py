@@ -107,11 +107,13 @@ def _of_json(document: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _of_csv(text: str) -> Iterator[tuple[str, Any, Any]]:
-    rows = [row for row in csv.reader(text.splitlines(), strict=True) if any(row)]
-    # A first line without a number names the columns.
-    for row in rows[1:] if rows and not any(map(str.isdigit, rows[0][0])) else rows:
-        currency, rate, *rest = (cell.strip() for cell in row)
-        yield currency, rate, rest[0] if rest else None
+    for at, row in enumerate(row for row in csv.reader(text.splitlines(), strict=True) if any(row)):
+        currency, rate, name, *more = (*map(str.strip, row), *("",) * (3 - len(row)))
+        if more:  # such as the rest of 0,0064
+            raise ValueError(row)
+        # A first line without a rate names the columns.
+        if at or rate[:1] in ("", *"0123456789.+-"):
+            yield currency, rate, name
 
 
 def bands_file(panel: Path) -> Path:
@@ -128,10 +130,13 @@ def check_place(option: str, output: Path) -> None:
 def read_bands(file: Path) -> dict[int, tuple[int, int]]:
     read = _parsed(file, text_in(file))
     try:
-        return {
+        bands = {
             _number(int, id_): (_number(index, first), _number(index, last))
             for id_, (first, last) in read.items()
         }
+        if len(bands) == len(read):
+            return bands
+        raise ValueError("an ID stands there twice")  # noqa: TRY301  as 7 and 07
     except (ValueError, OverflowError, TypeError, AttributeError):
         raise InvalidRequestError(
             f"{file}: age bands must be a JSON object of answer IDs, each with first and last year, "

@@ -91,7 +91,8 @@ def emit_json(value: object) -> None:
         _emit_names(value)
         _emit_cells(_cell(value.get(name)) for name in wanted.columns)
         return
-    emit(json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")).encode())
+    text = json.dumps(value, ensure_ascii=sys.stdout.isatty(), separators=(",", ":"))
+    emit(text.encode(errors="backslashreplace"))  # half of a surrogate pair is an escape of JSON then
 
 
 def emit_head(names: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import ServiceOptions, fail, needs
 from sampling_async._cli._files import LABELS_HELP, RATES_HELP, read_labels, read_rates
 from sampling_async._cli._options import JSON_LINES, MEMBER, argument, flag, option, takes
+from sampling_async._cli._sources import one_id
 from sampling_async._cli._tally import INCOMPLETE
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.records import QUOTA_COLUMNS, quota_rows, wire_name
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from sampling_async import Quota, Quotas, RecontactStream, SamplingClient, Survey
 
-QUOTA_ID: Final = argument("ID", "A quota ID, as `quotas` shows it.", min=1)
+QUOTA_ID: Final = argument("ID", "A quota ID, as `quotas` shows it.")
 _SURVEY_COLUMNS: Final = (
     ("Survey", 0),
     ("Wave", 8),
@@ -115,9 +116,10 @@ def settings(service: ServiceOptions) -> None:
 
 
 @takes(service=ServiceOptions, json=JSON_LINES)
-def invite(service: ServiceOptions, member_code: str = MEMBER, quota_id: int = QUOTA_ID) -> None:
+def invite(service: ServiceOptions, member_code: str = MEMBER, quota_id: str = QUOTA_ID) -> None:
     """Request an invite of one member to one quota."""
-    made = service.call(lambda client: client.generate_invite(member_code, quota_id))
+    number = one_id(quota_id)
+    made = service.call(lambda client: client.generate_invite(member_code, number))
     if show.as_lines():
         show.emit_all([made])
     else:
@@ -127,16 +129,17 @@ def invite(service: ServiceOptions, member_code: str = MEMBER, quota_id: int = Q
 @takes(service=ServiceOptions, json="Print JSON lines instead of plain text.", csv=True)
 def recontact(
     service: ServiceOptions,
-    quota_id: int = QUOTA_ID,
+    quota_id: str = QUOTA_ID,
     *,
     max_results: int | None = option("N", "Member codes per page. Default: set by the service.", min=1),
     after: str | None = option("MEMBER", "Resume after this member code."),
     limit: int | None = option("N", "Stop after this many member codes.", min=1),
 ) -> None:
     """List the members that a recontact survey wants back for a quota, one per line."""
+    number = one_id(quota_id)
 
     async def work(client: SamplingClient) -> None:
-        async with client.stream_recontact_members(quota_id, max_results=max_results, after=after) as codes:
+        async with client.stream_recontact_members(number, max_results=max_results, after=after) as codes:
             await _follow_codes(codes, limit)
 
     service.call(work)

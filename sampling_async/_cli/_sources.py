@@ -106,6 +106,11 @@ def _quota_id(word: bytes) -> int:
     return quota_id_of(int(word))
 
 
+def one_id(word: str) -> int:
+    """Return the quota ID of an argument that holds one."""
+    return _quota_id(word.encode(errors="replace"))
+
+
 # Bytes that may come before the first line: blanks, and the byte order mark that Windows puts before UTF-8.
 BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 _EXAMPLE: Final = '{"MemberCode": "m1", "QuotaIDs": [1100042, 1100043]}'

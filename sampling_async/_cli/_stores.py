@@ -273,7 +273,8 @@ def erase(
     """
     if not (store or ledger or journal):
         raise InvalidRequestError("name what to erase the member from: --store, --ledger, --journal")
-    code = sys.stdin.readline().rstrip("\n") if member == "-" else member
+    # PowerShell writes a byte order mark: with it, the code would be that of nobody.
+    code = sys.stdin.readline().lstrip("\ufeff").rstrip("\r\n") if member == "-" else member
     if not code:
         raise InvalidRequestError("the member code is empty")
     is_unclear = False

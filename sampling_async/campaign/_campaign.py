@@ -160,6 +160,8 @@ class Campaign:
         self._allocate = allocate or Allocate(5)
         self._rules = rules_of(lessons)
         self._limits, self._cost = limits, cost
+        # Returns what is written into the ledger together with a plan; for other parts of this package.
+        self.facts_with_plan: Callable[[CampaignLedger], Mapping[str, object]] = lambda _: {}
         self._columns = dict(columns or {})
         self._kinds, self._policy = kinds, policy
         require_instance(leave_out, list | tuple | None, "leave_out", "a list of paths and stores")
@@ -290,10 +292,13 @@ class Campaign:
             ledger.end_lost()
             # Another process may have planned since we looked, and may even have requested some pairs.
             if not ledger.plan or open_seconds is not None:
-                limits = self._limits if open_seconds is None else None
+                facts = dict(self.facts_with_plan(ledger))
+                if open_seconds is None and self._limits is not None:
+                    # Together with the plan: a run must never find the one without the other.
+                    facts["limits"] = self._limits.to_json()
                 rooms, now = self._rooms(ledger), self._wall_clock()
                 planner.plan_beside_others(
-                    rooms, ledger, wanted, now=now, open_seconds=open_seconds, limits=limits
+                    rooms, ledger, wanted, now=now, open_seconds=open_seconds, facts=facts
                 )
             found = plan_of(ledger)
         finally:

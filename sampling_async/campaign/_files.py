@@ -178,12 +178,20 @@ def _is_left_over(path: Path) -> bool:
 
 def require_own_folder(folder: Path, ledger: Path) -> None:
     """Refuse a folder with files of these names that are not of an earlier call for the same ledger."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{str(folder)!r}: the name of a folder must be UTF-8") from None
+    if (other := folder / ledger.name).exists() and ledger.exists():
+        if other.samefile(ledger):
+            return  # also after a kill between two of its files
+        raise InvalidRequestError(f"{folder} holds the ledger of another campaign; name another folder")
     there = sorted(name for name in (*_INVITE_NAMES, *_OTHER_NAMES) if (folder / name).exists())
     if not there:
         return
     try:
         summary = json.loads((folder / "summary.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         summary = None
     written_for = summary.get("ledger") if isinstance(summary, dict) else None
     if written_for != ledger.name:
@@ -207,7 +215,9 @@ def _replace(new: Path, old: Path) -> None:
 def _table_rows(ledger: CampaignLedger, query: str, schema: Any) -> Iterator[Any]:
     for rows in ledger.read_on(query):
         columns = zip(zip(*rows, strict=True), schema, strict=True)
-        yield pa.record_batch([_column(values, field.type) for values, field in columns], schema=schema)
+        with ledger.as_written():
+            arrays = [_column(values, field.type) for values, field in columns]
+        yield pa.record_batch(arrays, schema=schema)
 
 
 def _column(values: Sequence[Any], kind: Any) -> Any:

@@ -18,6 +18,7 @@ from sampling_async._contract.checks import text_of
 from sampling_async._contract.currencies import CurrencyRates, total_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.result_codes import ResultCode
+from sampling_async._protocol.requests import member_code_of
 from sampling_async.campaign._ledger_file import KEPT_GROUPS, DueMember, LedgerError, LedgerFile, PlannedQuota
 from sampling_async.campaign._limits import Limits
 
@@ -235,6 +236,7 @@ class CampaignLedger(LedgerFile):
                 (KILLED,),
             )
             number = database.execute("INSERT INTO runs (began) VALUES (?)", (now,)).lastrowid
+            _note(database, {"begun_plan": self.plan})
         assert number is not None
         return number
 
@@ -389,12 +391,14 @@ def erase_from_ledger(path: str | os.PathLike[str], member_code: Text) -> bool:
     and nothing more is requested for it. Files that the campaign has written are not changed.
 
     Raises:
+        InvalidRequestError: No member can have such a code.
         LedgerError: There is no such ledger, or a run has it now.
     """
+    code = member_code_of(text_of(member_code))
 
     def erase(ledger: CampaignLedger) -> bool:
         ledger.lock()
-        return ledger.erase(text_of(member_code))
+        return ledger.erase(code)
 
     return with_ledger(path, erase)
 

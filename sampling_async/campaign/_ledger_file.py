@@ -232,6 +232,10 @@ class LedgerFile:
             self._database, self._file = database, self.path.stat()
             self._abandon_if_closed()
         if is_made:
+            self._read_plan()
+
+    def _read_plan(self) -> None:
+        with self.as_written():
             self.plan = int(self.fact("plan") or 0)
 
     def _check(self, database: sqlite3.Connection, *, reads: bool) -> bool:
@@ -286,7 +290,7 @@ class LedgerFile:
         if self._database is not None:
             # Until now others could remove it, or make another plan.
             self.must_be_in_place()
-            self.plan = int(self.fact("plan") or 0)
+            self._read_plan()
 
     def must_be_in_place(self) -> None:
         """Check that the run still has the file.

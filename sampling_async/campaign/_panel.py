@@ -13,8 +13,8 @@ from attrs import frozen
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async.campaign._earlier import stored_code
 from sampling_async.matching.panel import _files as files
-from sampling_async.matching.panel._arrow import MEMBER_CODE, pa, settled
-from sampling_async.matching.panel._columns import EXCLUDED, INVITES_LEFT, OTHERS
+from sampling_async.matching.panel._arrow import MEMBER_CODE, is_null, member_codes, pa, settled
+from sampling_async.matching.panel._columns import EXCLUDED, INVITES_LEFT, OTHERS, excluded, known_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -108,23 +108,25 @@ def naming_panel(source: ReopenablePanel) -> Generator[None]:
         raise
 
 
-def offered_less(batch: Any, surveys: Mapping[str, set[int]], left: Mapping[str, int]) -> Any:
+def offered_less(batch: Any, first: int, surveys: Mapping[str, set[int]], left: Mapping[str, int]) -> Any:
     """Return a part of a panel in which members are offered less, because of what they hold of earlier plans.
 
-    By member code: `surveys` are not offered again, and `left` is how many more invites there may be.
+    By member code: `surveys` are not offered again, and `left` is how many more invites there may be. The part
+    begins with row `first`.
     """
-
-    def values(name: str) -> list[Any]:
-        names = batch.schema.names
-        return batch.column(names.index(name)).to_pylist() if name in names else [None] * len(batch)
-
-    codes = list(map(str, values(MEMBER_CODE)))
-    given = zip(codes, values(EXCLUDED), values(INVITES_LEFT), strict=True)
-    excluded, invites = list[list[int]](), list[int | None]()
-    for code, had, most in given:
-        excluded.append(sorted({*(had or ()), *surveys.get(stored_code(code), ())}))
-        invites.append(min((each for each in (most, left.get(code)) if each is not None), default=None))
-    new = {EXCLUDED: pa.array(excluded, pa.list_(pa.int64())), INVITES_LEFT: pa.array(invites, pa.int64())}
+    names, codes = batch.schema.names, member_codes(batch, first).to_pylist()
+    taken = [{*surveys.get(stored_code(code), ())} for code in codes]
+    if EXCLUDED in names and not is_null(batch.schema.field(EXCLUDED).type):
+        survey_ids, members = excluded(batch.column(EXCLUDED), first)
+        for survey_id, member in zip(survey_ids.tolist(), members.tolist(), strict=True):
+            taken[member].add(survey_id)
+    most = [left.get(code) for code in codes]
+    if INVITES_LEFT in names:
+        given = known_numbers(batch.column(INVITES_LEFT), INVITES_LEFT, first)
+        both = zip(most, given, strict=True)
+        most = [min((each for each in pair if each is not None), default=None) for pair in both]
+    lists = pa.array([sorted(each) for each in taken], pa.list_(pa.int64()))
+    new = {EXCLUDED: lists, INVITES_LEFT: pa.array(most, pa.int64())}
     # By place: of the columns that matching does not need, several may have the same name.
     rest = [at for at, name in enumerate(batch.schema.names) if name not in new]
     columns = [*map(batch.column, rest), *new.values()]

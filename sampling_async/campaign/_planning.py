@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from sampling_async._contract.records import Quota, Survey
     from sampling_async._pacing.threads import CancelFlag
     from sampling_async.campaign._ledger import CampaignLedger, Planning
-    from sampling_async.campaign._limits import Limits
     from sampling_async.campaign._panel import ReopenablePanel
     from sampling_async.campaign._rooms import SharedRoom
 
@@ -153,12 +152,12 @@ class Planner:
         *,
         now: float,
         open_seconds: float | None = None,
-        limits: Limits | None = None,
+        facts: Mapping[str, object],
         take: Callable[[Planning], object] | None = None,
     ) -> None:
         """Write a plan; for a top-up, `open_seconds` is how long an invite may still end in a complete.
 
-        `take` is called with the plan before it is there: if it raises, there is none.
+        `facts` are written with it. `take` is called before it is there: if it raises, there is none.
         """
         allocate, left = self.allocate, dict[str, int]()
         if allocate.counts_prices_alike(self._currencies):
@@ -185,8 +184,10 @@ class Planner:
 
         def batches() -> Iterator[Any]:
             nonlocal members
+            first = 0
             for batch in wanted.each(source.opened()):
-                yield offered_less(batch, held, left) if held or left else batch
+                yield offered_less(batch, first, held, left) if held or left else batch
+                first += len(batch)
                 members += len(batch)
                 self.on_members(members, total)
 
@@ -197,9 +198,7 @@ class Planner:
             with ledger.planning() as planning:
                 allocated = wanted.each(priced.run(groups.following(batches()), workers=self.workers))
                 self._write(planning, priced, allocated, source, now, groups=groups)
-                if limits is not None:
-                    # Together with the plan: a run must never find the one without the other.
-                    planning.note(limits=limits.to_json())
+                planning.note(**facts)
                 wanted.check()
                 if take is not None:
                     take(planning)

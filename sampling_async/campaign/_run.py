@@ -159,8 +159,16 @@ class CampaignRun:
         ledger = self._ledger
         ledger.open()
         ledger.lock()
+        if not ledger.plan:
+            raise ledger.error("has no plan: call plan() first")
         self._number = ledger.begin_run(self._wall_clock())
         self.limits = ledger.limits()
+        with ledger.as_written():
+            self._take_up(ledger)
+        self._rooms = self._rooms_of(ledger)
+        self._keep_room()
+
+    def _take_up(self, ledger: CampaignLedger) -> None:
         self._book = Book(
             ledger.quotas(),
             ledger.counts(),
@@ -174,8 +182,6 @@ class CampaignRun:
         self._rates, self._added = ledger.currency_rates(), ledger.adding()
         self._waits = WaitLog(ledger.last_wait())
         self._before = ledger.asked(), int(ledger.fact("requests") or 0)
-        self._rooms = self._rooms_of(ledger)
-        self._keep_room()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -327,10 +333,11 @@ class CampaignRun:
         if self.limits.max_invites is not None:
             most = min(most, self.limits.max_invites - self._book.committed)
         if self.limits.max_spend is not None:
-            left, cost = self.limits.max_spend - self._book.most_spent, self._book.cost_of(member)
-            # The sum of many costs is a little off, so a cap of 10 takes ten of 1.00.
+            cap, cost = self.limits.max_spend, self._book.cost_of(member)
+            left = cap - self._book.most_spent
+            # The sum of many costs is a little off, so a cap of 1,000 takes ten thousand of 0.10.
             if cost:
-                most = math.floor(max(0.0, min(most, left / cost + 1e-9)))
+                most = math.floor(max(0.0, min(most, (left + 1e-9 * cap) / cost)))
             elif left <= 0:
                 most = 0
         return max(0, most)

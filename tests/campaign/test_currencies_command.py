@@ -62,6 +62,7 @@ def test_rates_are_read_from_json_and_csv(tmp_path, text):
 @pytest.mark.parametrize("text", [
     '{"1": 0}', '{"1": "x"}', '{"x": 1}', '{"1": {}}', "{", "1", "1,x", "1,1\n1,2", '"1', "1,nan", "1,-1",
     "1,1_5", "1_0,1", "", "{}", "9;0,5", "[1]", "CurrencyID,Rate",
+    "9,1,0064,JPY", "USD,1\n9,0.0064", ",1.5,EUR",
     '{"1": true}', '{"1": 1, "1": 2}', '{"1": {"rate": 1, "rate": 2}}',
 ])  # fmt: skip
 def test_what_is_no_file_of_rates_is_refused_with_its_name(tmp_path, text):

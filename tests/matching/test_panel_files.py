@@ -170,6 +170,16 @@ def test_a_file_that_is_something_else_is_refused_by_what_it_is(folder, name, co
         codes_of(name)
 
 
+@pytest.mark.parametrize("levels", [1_000, 20_000, 200_000])
+def test_json_that_is_nested_without_end_is_no_crash(folder, levels):
+    Path("panel.jsonl").write_text(f'{{"member_code": "a"}}\n{{"x": {"[" * levels}{"]" * levels}}}\n')
+    if levels == 1_000:  # Arrow reads these
+        assert read_file("panel.jsonl", "member_code") == [{"member_code": "a"}, {"member_code": None}]
+        return
+    with pytest.raises(InvalidRequestError, match=r"panel\.jsonl, line 2: each line of a panel must be a JSON"):
+        read_file("panel.jsonl", "member_code")
+
+
 @pytest.mark.parametrize("at", [0, 2, 70_000])
 def test_a_long_text_in_a_column_that_nobody_needs_is_passed_over(folder, at):
     rows = [f"m{number},{'y' * 3_000_000 if number == at else 'x'},01234\n" for number in range(at + 20_000)]

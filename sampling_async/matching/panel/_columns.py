@@ -316,14 +316,28 @@ def taken(batch: Any, source: CompactInventory, first: int) -> Several:
     return Several.of(what, member)
 
 
-def _excluded(column: Any, source: CompactInventory, first: int) -> Several:
+def known_numbers(column: Any, name: str, first: int) -> list[int | None]:
+    """Return the whole numbers of a column; None for nulls."""
+    values, there = numbers(column, name, first)
+    return [
+        value if is_there else None for value, is_there in zip(values.tolist(), there.tolist(), strict=True)
+    ]
+
+
+def excluded(column: Any, first: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """Return the surveys that the panel excludes, and the member that each is excluded for."""
     if not is_list(column.type):
         raise InvalidRequestError(
             f"column {EXCLUDED!r} of the panel must hold lists of survey IDs, not {column.type}"
         )
     values, member = flat(column)
     survey_ids, there = numbers(values, EXCLUDED, first, member)
-    return _places_of([survey_ids[there]], member[there], lambda key: source.of_survey.get(key[0], ()))
+    return survey_ids[there], member[there]
+
+
+def _excluded(column: Any, source: CompactInventory, first: int) -> Several:
+    survey_ids, member = excluded(column, first)
+    return _places_of([survey_ids], member, lambda key: source.of_survey.get(key[0], ()))
 
 
 def _participations(column: Any, source: CompactInventory, first: int) -> Several:

@@ -97,6 +97,7 @@ _MOST_BLOCK: Final = 2**28
 _COUNTED_BYTES: Final = 2**20
 _READ_BYTES: Final = 2**16
 _ROWS: Final = 2**15
+_DEEP: Final = 2_000
 _NAMED: Final = 12
 _LONGEST_NAME: Final = 40
 INPUTS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")
@@ -388,6 +389,9 @@ def _by_arrow(block: bytes) -> Any:
 
     It refuses blocks without a line, and keys of mixed types, such as a number here and a list there.
     """
+    # Arrow ends the process where arrays are in arrays without end.
+    if any(len(line) > _DEEP and line.count(b"[") + line.count(b"{") > _DEEP for line in block.split(b"\n")):
+        return None
     arrow_json: Any = import_module("pyarrow.json")
     options = arrow_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
     try:
@@ -439,6 +443,10 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
         duckdb: Any = import_module("duckdb")
     except ModuleNotFoundError:
         raise InvalidRequestError(f"a query needs duckdb: {install('duckdb')}") from None
+    try:
+        query.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError("the query is not UTF-8") from None
     try:
         database = duckdb.connect()
         # The names of tables are not taken for variables of this module, and no foreign code is loaded.
