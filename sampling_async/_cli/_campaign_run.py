@@ -172,9 +172,9 @@ class CampaignJob:
                 def show_members(members: int, total: int | None) -> None:
                     bar.update(task, completed=members, total=total)
 
-                made = campaign(client, **inventory)
-                made.facts_with_plan = facts  # with it, or a kill between the two would lose a cap
-                await make(made, on_members=show_members)
+                planned = campaign(client, **inventory)
+                planned.facts_with_plan = facts  # with it, or a kill between the two would lose a cap
+                await make(planned, on_members=show_members)
 
         if self.options.inventory is None:
             self.service.call(made)

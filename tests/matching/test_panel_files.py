@@ -170,6 +170,14 @@ def test_a_file_that_is_something_else_is_refused_by_what_it_is(folder, name, co
         codes_of(name)
 
 
+@pytest.mark.parametrize("first", [None, []])
+def test_a_list_that_begins_with_null_moves_no_answer_to_another_member(folder, first):
+    answers = [first, [None, 5], [1, 2], [3]]
+    text = "".join(json.dumps({"member_code": f"m{at}", "1": each}) + "\n" for at, each in enumerate(answers))
+    Path("panel.jsonl").write_text(text)
+    assert [row["1"] for row in read_file("panel.jsonl", "member_code", "1")] == answers
+
+
 @pytest.mark.parametrize("levels", [1_000, 20_000, 200_000])
 def test_json_that_is_nested_without_end_is_no_crash(folder, levels):
     Path("panel.jsonl").write_text(f'{{"member_code": "a"}}\n{{"x": {"[" * levels}{"]" * levels}}}\n')

@@ -87,17 +87,17 @@ _BEGINNINGS: Final = {
     b"PK\x03\x04": "a workbook of Excel, or another archive: save it as CSV in UTF-8",
     b"PAR1": "Parquet: let its name end in .parquet",
     b"\x1f\x8b": "compressed by gzip: unpack it",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "UTF-16"),
 }
 """What a file of text is instead, by how it begins."""
 _LINES_BYTES: Final = 2**24
 _LEAST_BLOCK: Final = 2**20
 _MOST_BLOCK: Final = 2**28
-_COUNTED_BYTES: Final = 2**20
 _READ_BYTES: Final = 2**16
 _ROWS: Final = 2**15
 _DEEP: Final = 2_000
+_QUERIED: Final = "the query"
+_QUOTED: Final = re.compile(r"'[^']*'")  # a value in an error of DuckDB, which may be of a member
 _NAMED: Final = 12
 _LONGEST_NAME: Final = 40
 INPUTS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")
@@ -193,16 +193,17 @@ def read_errors(panel: str) -> Generator[None]:
         raise InvalidRequestError(f"{panel} is not UTF-8: {_conversion(panel)}") from None
     except (OSError, pa.ArrowException, OverflowError) as exc:
         text = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc).partition("\n")[0]
+        text = _QUOTED.sub("'...'", text) if panel == _QUERIED else text
         raise InvalidRequestError(f"{panel}: {text}") from None
 
 
 def _must_be_text(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(4)
-    found = next((found for begins, found in _BEGINNINGS.items() if start.startswith(begins)), None)
-    if found is not None:
-        way = f": {_conversion(path.name, 'utf-16')}" if found == "UTF-16" else ""
-        raise InvalidRequestError(f"{path} is {found}{way}")
+    for begins, found in _BEGINNINGS.items():
+        if start.startswith(begins):
+            way = f": {_conversion(path.name, 'utf-16')}" if found == "UTF-16" else ""
+            raise InvalidRequestError(f"{path} is {found}{way}")
 
 
 def _conversion(name: str, encoding: str = "latin-1") -> str:
@@ -296,7 +297,7 @@ def _csv_batches(path: Path, kept: Sequence[str] = ()) -> Iterator[Any]:
 
 def _lines_in(path: Path, others: int = 0) -> int:
     with path.open("rb") as file:
-        count = sum(block.count(b"\n") for block in iter(partial(file.read, _COUNTED_BYTES), b""))
+        count = sum(block.count(b"\n") for block in iter(partial(file.read, _LINES_BYTES), b""))
     return max(0, count - others)
 
 
@@ -395,9 +396,12 @@ def _by_arrow(block: bytes) -> Any:
     arrow_json: Any = import_module("pyarrow.json")
     options = arrow_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
     try:
-        return arrow_json.read_json(io.BytesIO(block), read_options=options)
+        table = arrow_json.read_json(io.BytesIO(block), read_options=options)
+        # Of a list that begins with null it loses that null, and moves all values after it to other rows.
+        table.validate()
     except pa.ArrowInvalid:
         return None
+    return table
 
 
 def _object_of(line: bytes, number: int, wanted: Collection[str]) -> dict[str, Any]:
@@ -443,10 +447,8 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
         duckdb: Any = import_module("duckdb")
     except ModuleNotFoundError:
         raise InvalidRequestError(f"a query needs duckdb: {install('duckdb')}") from None
-    try:
-        query.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError("the query is not UTF-8") from None
+    if query.encode(errors="replace").decode() != query:
+        raise InvalidRequestError("the query is not UTF-8")
     try:
         database = duckdb.connect()
         # The names of tables are not taken for variables of this module, and no foreign code is loaded.
@@ -455,12 +457,13 @@ def _of_query(query: str, wanted: frozenset[str], renamed: Mapping[str, str]) ->
         _must_only_read(query, database.extract_statements(query), duckdb.StatementType.SELECT)
         reader = pa.RecordBatchReader.from_stream(database.sql(query))
     except duckdb.Error as exc:
-        raise InvalidRequestError(f"the query failed: {str(exc).splitlines()[0]}") from None
+        text = _QUOTED.sub("'...'", str(exc).splitlines()[0])
+        raise InvalidRequestError(f"the query failed: {text}") from None
     names = reader.schema.names
-    _check_names("the query", names, renamed, wanted)
+    _check_names(_QUERIED, names, renamed, wanted)
     kept = [at for at, name in enumerate(names) if renamed.get(name, name) in wanted]
     batches = (_renamed(each.select(kept), renamed) for each in reader)
-    return PanelFile(_with_read_errors(batches, "the query"), _renamed_names(names, renamed), lambda: None)
+    return PanelFile(_with_read_errors(batches, _QUERIED), _renamed_names(names, renamed), lambda: None)
 
 
 def _must_only_read(query: str, statements: Sequence[Any], select: Any) -> None:
