@@ -94,7 +94,10 @@ def decoded_value(value: bytes, *declared: str | None) -> str:
         names = (match[1] if (match := _CHARSET.search(text)) else text for text in declared if text)
         known = map(_codec, names)
         others = (name for name in known if name and name not in _WESTERN and _extends_ascii(name))
-        return value.decode(next(others, "utf-8"), _FOREIGN)
+        try:
+            return value.decode(next(others, "utf-8"), _FOREIGN)
+        except UnicodeError:  # of a codec that asks no handler, such as that of names of hosts
+            return value.decode("utf-8", _FOREIGN)
 
 
 def _unzipped(body: bytes) -> bytes:

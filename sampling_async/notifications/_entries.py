@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from attrs import evolve
 
+from sampling_async import InvalidRequestError
+from sampling_async._contract.checks import text_of
 from sampling_async.notifications._bodies import NotUnderstoodError, read_fields
 from sampling_async.notifications._facts import Entry, SurveyEnd, fact_key
 from sampling_async.notifications._records import (
@@ -25,11 +27,19 @@ from sampling_async.notifications._records import (
     Terminate,
     UnknownNotification,
 )
-from sampling_async.notifications._understanding import TIMES, FieldReader, hundredths, kind_of_fields, parse
+from sampling_async.notifications._understanding import (
+    MEMBER_NAMES,
+    TIMES,
+    FieldReader,
+    hundredths,
+    kind_of_fields,
+    parse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sampling_async._contract.checks import Text
     from sampling_async.notifications._access import Signatures
     from sampling_async.notifications._facts import Receipt
     from sampling_async.notifications._records import Fields, Kind, Notification
@@ -107,15 +117,34 @@ def stand_in(member_code: str) -> str:
     return f"erased-{_hash(member_code.encode('utf-8', 'surrogatepass'))[:32]}"
 
 
+def text_code(member_code: Text) -> str:
+    code = text_of(member_code)
+    if not isinstance(code, str) or not code:
+        what = "empty" if code == "" else type(code).__name__
+        raise InvalidRequestError(f"a member code must be a str, and not empty, not {what}")
+    return code
+
+
+def is_code(name: str, value: object, member_code: str) -> bool:
+    """Return whether the value of a field is a member code. A code of digits may be an ID or an amount too."""
+    if str(value) != member_code:
+        return False
+    return _folded(name) in MEMBER_NAMES or re.fullmatch(r"[\d.,+-]+", member_code) is None
+
+
 def without_code(fields: str, member_code: str, nobody: str) -> str:
     """Return fields, as JSON, with another member code, and without what may hold the code."""
     return json.dumps(
         {
-            name: nobody if str(value) == member_code else value
+            name: nobody if is_code(name, value, member_code) else value
             for name, value in json.loads(fields).items()
-            if re.sub(r"[\W_]", "", name.casefold()) not in _LEFT_OUT
+            if _folded(name) not in _LEFT_OUT
         }
     )
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.casefold())
 
 
 _LEFT_OUT: Final = {"encryptedvalue", "additionaldata"}  # a signature over the code, and the query of the link

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import text_of
 from sampling_async.notifications._bodies import NotUnderstoodError, RefusedBodyError, read_fields
 from sampling_async.notifications._entries import (
+    is_code,
     member_key,
     member_text,
     moved_identity,
     stand_in,
+    text_code,
     without_code,
 )
 from sampling_async.notifications._stores import AnyStore, run_once, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sampling_async._contract.checks import Text
     from sampling_async.notifications._sql import SqlStore
@@ -63,20 +63,21 @@ def erase_member(store: AnyStore, member_code: Text) -> ErasedMember:
         InvalidRequestError: The store is neither SQLite nor PostgreSQL, or the member code is no text.
         StoreError: The store cannot be read or written.
     """
-    opened, code = store_of(store).copy(), text_of(member_code)
-    if not isinstance(code, str):
-        raise InvalidRequestError(f"a member code must be a str, not {type(code).__name__}")
-    receipts = list(_receipts_of(opened, code))
+    opened, code = store_of(store).copy(), text_code(member_code)
+    with opened.reading("cannot be read", is_long=True) as run:
+        last: int = run("SELECT coalesce(max(id), 0) FROM receipts").fetchone()[0]
+        receipts = list(_receipts_of(opened, run, code, 0))
 
     def erased(it: SqlStore) -> ErasedMember:
+        it.lock("facts")
         with it.as_written():
-            return _erased(it, code, receipts)
+            later = _receipts_of(it, it.run, code, last)  # what came meanwhile
+            return _erased(it, code, [*dict.fromkeys((*receipts, *later))])
 
     return run_once(opened, erased)
 
 
 def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMember:
-    store.lock("facts")
     nobody = stand_in(member_code)
     facts, states, moved = 0, list[str](), dict[str, str]()
     # The correction of a terminate has no member of its own, and stands after the terminate.
@@ -150,30 +151,28 @@ def _unclear(store: SqlStore, member_code: str) -> Iterator[int]:
             yield number
 
 
-def _receipts_of(store: SqlStore, member_code: str) -> Iterator[int]:
-    """Yield the receipts that name a member, but those of facts that were not understood."""
+def _receipts_of(store: SqlStore, run: Callable[..., Any], member_code: str, last: int) -> Iterator[int]:
+    """Yield the receipts after `last` that name a member, but those of facts that were not understood."""
     query = (
         "SELECT id, body, query, headers FROM receipts AS r WHERE id > ? AND NOT EXISTS"
         " (SELECT 1 FROM facts AS f WHERE f.kind = '' AND f.receipt = r.id) ORDER BY id LIMIT ?"
     )
-    last = 0
-    with store.reading("cannot be read", is_long=True) as run:
-        while rows := run(query, (last, _PAGE)).fetchall():
-            for number, body, sent, headers in rows:
-                last = number
-                with store.as_written():
-                    try:
-                        fields = read_fields(bytes(body), json.loads(sent), json.loads(headers))
-                    except (NotUnderstoodError, RefusedBodyError):
-                        continue
-                if any(_names(each, member_code) for each in fields):
-                    yield number
+    while rows := run(query, (last, _PAGE)).fetchall():
+        for number, body, sent, headers in rows:
+            last = number
+            with store.as_written():
+                try:
+                    fields = read_fields(bytes(body), json.loads(sent), json.loads(headers))
+                except (NotUnderstoodError, RefusedBodyError):
+                    continue
+            if any(_names(each, member_code) for each in fields):
+                yield number
 
 
-def _names(value: Any, member_code: str) -> bool:
-    """Return whether a value, or one in it, is a member code."""
+def _names(value: Any, member_code: str, name: str = "") -> bool:
+    """Return whether a value of a field, or one in it, is a member code."""
     if isinstance(value, dict):
-        return any(_names(each, member_code) for each in value.values())
+        return any(_names(each, member_code, of) for of, each in value.items())
     if isinstance(value, list):
-        return any(_names(each, member_code) for each in value)
-    return str(value) == member_code
+        return any(_names(each, member_code, name) for each in value)
+    return is_code(name, value, member_code)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import secrets as random_secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
-
-import anyio
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import (
     require_functions,
     require_instance,
-    shown,
     text_of,
     texts_of,
     whole_id,
@@ -129,6 +127,7 @@ class Inbox:
         self._committer = Committer(self.store)
         self._handling: Handling | None = None
         self._is_entered = False
+        self._reading = threading.Lock()
         self._is_open = False
         self._not_stored_count = 0
 
@@ -143,7 +142,6 @@ class Inbox:
             raise RuntimeError("an inbox is entered once at a time; make another one over the same store")
         self._handlers.close()
         self._is_entered = True
-        self._reading = anyio.Lock()
         try:
             await join_uncancelled(start(self._committer.start))
             if self._handlers:
@@ -256,12 +254,15 @@ class Inbox:
                 hit, reply = self._prepared(receipt)
             else:
                 # Parsing a large body would stall the event loop for too long, and so would two at once.
-                async with self._reading:
-                    hit, reply = await in_thread(self._prepared, receipt)
+                hit, reply = await in_thread(self._prepared_alone, receipt)
             await self._committer.run(hit, size=len(receipt.body))
         except Exception as exc:  # noqa: BLE001  likewise
             return self._not_stored(exc)
         return self._stored(reply)
+
+    def _prepared_alone(self, receipt: Receipt) -> tuple[Hit, HitResponse]:
+        with self._reading:
+            return self._prepared(receipt)
 
     def receive_sync(
         self, kind: str, body: bytes, headers: Headers, peer: str, *, secret: str = "", query: str = ""
@@ -400,8 +401,10 @@ class Inbox:
         """
         kinds = [kind_of(record) for record in records] or None
         after = whole_number(whole_id(after, "after"), "after", least=0, most=INT64_MAX)
-        if state is not None and state not in list(State):
-            raise InvalidRequestError(f"state must be a State, such as State.DEAD, not {shown(state)}")
+        if state is not None and (follow or state not in list(State)):
+            raise InvalidRequestError(
+                "state must be a State, such as State.DEAD, and without follow: facts change"
+            )
         return FactStream(self.store, kinds, after, state, self._policy.poll if follow else None)
 
 
@@ -430,7 +433,7 @@ def rotate_secrets(store: AnyStore, *, keep: int = 2) -> Mapping[Kind, Sequence[
     whole_number(keep, "keep")
 
     def rotated(opened: SqlStore) -> Mapping[Kind, Sequence[str]]:
-        opened.rotate(_fresh(), keep=keep)
+        opened.rotate(_fresh(), keep=min(keep, INT64_MAX))
         return opened.secrets({})
 
     return _with_store(store, rotated)

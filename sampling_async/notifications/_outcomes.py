@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
 
-from sampling_async._contract.checks import moment_of, number_from_0, text_of
+from sampling_async._contract.checks import moment_of, number_from_0
 from sampling_async._contract.frames import ROWS, arrow, batch_of, stream_of, table_of, utc_times
 from sampling_async._contract.records import hidden
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.lessons import LearnedRates
-from sampling_async.notifications._entries import code_of, member_key, member_text
+from sampling_async._protocol.requests import quota_id_of
+from sampling_async.notifications._entries import code_of, member_key, member_text, text_code
 from sampling_async.notifications._settling import PossibleInvite, Settlements, settle
 from sampling_async.notifications._stores import AnyStore, run_once, store_of
 from sampling_async.notifications._understanding import added, difference, of_hundredths
@@ -292,10 +293,11 @@ class OutcomeLedger:
         """Record that a member was sent to a survey; False if there is no such invite. The first time counts.
 
         Raises:
-            InvalidRequestError: `at` has no time zone.
+            InvalidRequestError: `at` has no time zone, the code is no text, or `quota_id` no ID.
         """
         moment = self._clock() if at is None else moment_of(at, "at")
-        return await self._written(lambda store: note_entered(store, text_of(member_code), quota_id, moment))
+        code, number = text_code(member_code), quota_id_of(quota_id)
+        return await self._written(lambda store: note_entered(store, code, number, moment))
 
     async def rows(self) -> list[OutcomeRow]:
         """Return all rows: invites in the order in which they were recorded, then ends without an invite."""

@@ -8,6 +8,7 @@ import time
 from contextlib import closing, contextmanager
 from hashlib import blake2b
 from importlib import import_module
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
@@ -268,6 +269,7 @@ class PostgresStore(SqlStore):
                 connection.commit_begun()
             except BaseException as exc:
                 connection.undo()
+                self._claimed_at = inf  # what a claim has mended is undone too
                 if getattr(exc, "sqlstate", None) == _STANDBY:  # another server is the primary now
                     connection.close()
                 raise

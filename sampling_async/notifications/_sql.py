@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from sampling_async._contract.checks import moment_of
+from sampling_async._contract.checks import moment_of, whole_id
 from sampling_async._contract.records import INT64_MAX
 from sampling_async._journal.database import as_written
 from sampling_async.notifications._entries import about_stand_in, in_its_wave, member_text, stand_in
@@ -311,7 +311,7 @@ class SqlStore(ABC):
         """
         change = (
             "UPDATE facts SET standing = ?, state ="
-            " CASE WHEN state = 'pending' AND owner IS NULL THEN 'skipped' ELSE state END"
+            " CASE WHEN state IN ('pending', 'dead') AND owner IS NULL THEN 'skipped' ELSE state END"
         )
         # The conditions are those of the callers above, and their values are passed as values.
         query = f"{change} WHERE standing = 'stands' AND {where} RETURNING id, state"
@@ -428,8 +428,8 @@ class SqlStore(ABC):
         )
         if fact_ids is None:
             return int(self.run(f"{change} AND state = 'dead'").rowcount)
-        numbers = (number for number in fact_ids if number <= INT64_MAX)  # no other number is an ID
-        return sum(self.run(f"{change} AND id = ?", (number,)).rowcount for number in numbers)
+        asked = (whole_id(each, "the ID of a fact") for each in fact_ids)
+        return sum(self.run(f"{change} AND id = ?", (at,)).rowcount for at in asked if 0 < at <= INT64_MAX)
 
     # --- Reading
 

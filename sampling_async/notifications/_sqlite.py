@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import ExitStack, closing, contextmanager, suppress
+from math import inf
+from os.path import samestat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -54,6 +57,7 @@ class SqliteStore(SqlStore):
         if "\0" in str(self.path):
             raise InvalidRequestError("the path of a store must be without NUL")
         self._database: sqlite3.Connection | None = None
+        self._file: os.stat_result | None = None
 
     @safe_repr
     def __repr__(self) -> str:
@@ -78,7 +82,7 @@ class SqliteStore(SqlStore):
             except BaseException:
                 database.close()
                 raise
-            self._database = database
+            self._database, self._file = database, self.path.stat()
 
     def _make_tables(self, database: sqlite3.Connection) -> None:
         if self._form(database) == FORM:
@@ -119,8 +123,18 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        with self.failing("cannot be written"), transaction(self._open):
-            yield
+        with self.failing("cannot be written"):
+            self._must_be_in_place()
+            try:
+                with transaction(self._open):
+                    yield
+            except BaseException:
+                self._claimed_at = inf  # what a claim has mended is undone too
+                raise
+
+    def _must_be_in_place(self) -> None:
+        if self._file is None or not samestat(self._file, self.path.stat()):
+            raise self.error("was replaced while it was open: what it gets would be lost")
 
     def lock(self, *keys: str) -> None:
         """Do nothing: transactions of SQLite run one after the other."""
@@ -147,8 +161,10 @@ class SqliteStore(SqlStore):
             yield database.execute
 
     def _receipt_numbers(self, count: int) -> Iterable[int]:
-        first: int = self.run("SELECT coalesce(max(id), 0) + 1 FROM receipts").fetchone()[0]
-        return range(first, first + count)
+        # The newest fact names the newest receipt that facts name: a number that was erased is not used again.
+        query = "SELECT max(coalesce((SELECT max(id) FROM receipts), 0), coalesce((SELECT receipt FROM facts"
+        last: int = self.run(f"{query} ORDER BY id DESC LIMIT 1), 0))").fetchone()[0]
+        return range(last + 1, last + 1 + count)
 
     @property
     def _open(self) -> sqlite3.Connection:

@@ -72,7 +72,7 @@ _LOST_PLUS: Final = re.compile(r"(:[0-9]{2}(?:\.[0-9]+)?)\.? +([0-9]{2}:?[0-9]{2
 _SEPARATORS: Final = str.maketrans("", "", " _-.:")
 
 # Names with the same meaning, without case and separators. The first is what known services write.
-_MEMBER: Final = ("uniquecode", "membercode", "memberid", "pid")
+MEMBER_NAMES: Final = ("uniquecode", "membercode", "memberid", "pid")
 _AT: Final = ("datetime", "datetimeutc", "updatedatetimeutc", "updatedatetime")
 _UPDATED: Final = ("updatedatetimeutc", "updatedatetime", "datetimeutc", "datetime")
 TIMES: Final = frozenset(_UPDATED)
@@ -200,7 +200,7 @@ def parse(kind: Kind, named: FieldReader) -> Notification:
 
 def _invite(named: FieldReader) -> InviteNotification:
     record = InviteNotification(
-        member_code=named.needed(_MEMBER, _code),
+        member_code=named.needed(MEMBER_NAMES, _code),
         survey_id=named.optional("surveyid", _id),
         wave_id=named.optional(_WAVE, _id),
         quota_id=named.optional("quotaid", _id),
@@ -213,7 +213,7 @@ def _invite(named: FieldReader) -> InviteNotification:
 
 def _of_survey(named: FieldReader, *at: str) -> dict[str, Any]:
     return {
-        "member_code": named.needed(_MEMBER, _code),
+        "member_code": named.needed(MEMBER_NAMES, _code),
         "survey_id": named.needed("surveyid", _id),
         "wave_id": named.wave(),
         "at": named.optional((*at, *_AT), _moment),

@@ -189,7 +189,7 @@ class MemberHistory:
         if self.facts.get((_Known.MEMBER_REFUSED, 0, 0), -inf) > now:
             return True
         midnight = now // DAY * DAY
-        today = [known for (known, _, _), at in self.facts.items() if at >= midnight]
+        today = [known for (known, _, _), at in self.facts.items() if midnight <= at < midnight + DAY]
         return today.count(_Known.STARTED) >= caps.starts or today.count(_Known.COMPLETED) >= caps.completes
 
 

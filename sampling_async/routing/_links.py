@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 _LINK: Final = "quota, survey, wave, state, owner, asked, until, code, invite, entered"
 _ENDS: Final = (
-    "SELECT {columns} kind, survey, wave, origin, coalesce(ended, at) FROM facts"
+    # The service's time, unless it cannot be: some write the first or the last possible moment.
+    "SELECT {columns} kind, survey, wave, origin,"
+    " CASE WHEN ended BETWEEN at - 2592000 AND at + 86400 THEN ended ELSE at END FROM facts"
     " WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND {condition}"
 )
 _ASK: Final = (

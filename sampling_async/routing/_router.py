@@ -29,7 +29,7 @@ from sampling_async._contract.currencies import rates_or_none
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.threads import join_uncancelled, start
 from sampling_async._protocol.lessons import Lesson
-from sampling_async._protocol.requests import member_code_of
+from sampling_async._protocol.requests import member_code_of, quota_id_of
 from sampling_async.matching import LiveIndex, Member
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._committer import Committer
@@ -291,8 +291,8 @@ class SurveyRouter(BackgroundService):
         self._must_be_inside()
         if self._is_closing or self._finished or self._tasks is None:
             raise RuntimeError("the survey router is closed")
-        code = text_of(member_code)
-        operation = partial(enter, member_code=code, quota_id=quota_id, now=self._clock())
+        code = member_code_of(text_of(member_code))
+        operation = partial(enter, member_code=code, quota_id=quota_id_of(quota_id), now=self._clock())
         await self._store(code, operation)
 
     async def _fly(self, flight: Flight) -> None:
@@ -482,7 +482,7 @@ class SurveyRouter(BackgroundService):
             await anyio.sleep(pause)
             try:
                 self._book.learn(member_code, await self._committer.run(operation, key=member_code))
-            except StoreError as exc:
+            except Exception as exc:  # noqa: BLE001  it must not end the tasks of other clicks
                 reason = str(exc)
             else:
                 return

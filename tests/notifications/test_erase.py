@@ -10,10 +10,22 @@ import anyio.to_thread
 import doubles
 import pytest
 from cli_kit import run
-from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, handle, opened, post
+from store_kit import (
+    COMPLETION,
+    MEMBER,
+    SECRET,
+    TERMINATE,
+    encoded,
+    entries_of,
+    facts_of,
+    handle,
+    opened,
+    post,
+)
 
 from sampling_async import InvalidRequestError, Invite, InviteOutcome, InviteRequest, Journal
-from sampling_async.notifications import Inbox, Kind, OutcomeLedger, State, erase_member
+from sampling_async.notifications import Inbox, Kind, OutcomeLedger, State, _erasing, erase_member
+from sampling_async.notifications._facts import Hit, Receipt
 
 CODE = "member-to-erase"
 OTHER = "another-member"
@@ -175,10 +187,51 @@ async def test_what_was_not_understood_is_named_and_left(address):
     assert (first.notification.body, second.notification.body) == (f"?{CODE}?".encode(), f"?{CODE}s?".encode())
 
 
-@pytest.mark.parametrize("code", [5, None, b"m-1"])
+@pytest.mark.parametrize("code", [5, None, b"m-1", ""])
 def test_a_member_code_that_is_no_text_is_refused(address, code):
-    with pytest.raises(InvalidRequestError, match=r"^a member code must be a str, not"):
+    with pytest.raises(InvalidRequestError, match=r"^a member code must be a str"):
         erase_member(address, code)
+
+
+async def test_a_code_of_digits_is_no_id_and_no_amount(new_address):
+    """Of members that are called 12, and of surveys and amounts of 12."""
+    async with Inbox(address := new_address(), secrets=SECRET) as inbox:
+        await post(inbox, "invite", of(MEMBER, "bob", SurveyId=12, QuotaID=12))
+        await post(inbox, "completion", of(COMPLETION, "carol", WaveId=12))
+        await post(inbox, "completion", of(COMPLETION, "12", SurveyId=12, Revenue=12))
+        erased = await anyio.to_thread.run_sync(erase_member, address, "12")
+        assert (erased.facts, erased.receipts) == (1, 1)
+        bob, carol, nobody = await facts_of(inbox)
+    assert (bob.notification.survey_id, bob.notification.member_code, bob.state) == (12, "bob", State.PENDING)
+    assert carol.notification.wave_id == 12
+    assert nobody.notification.survey_id == 12
+    assert nobody.notification.revenue == Decimal("0.12")
+    assert nobody.notification.member_code not in {"12", "bob"}
+
+
+async def test_the_number_of_an_erased_receipt_is_not_given_to_another(new_address):
+    async with Inbox(address := new_address(), secrets=SECRET) as inbox:
+        await post(inbox, "completion", of(COMPLETION, CODE))
+        await anyio.to_thread.run_sync(erase_member, address, CODE)
+        await post(inbox, "completion", of(COMPLETION, OTHER))
+    with opened(address) as store:
+        (erased,), (other,) = store.execute("SELECT receipt FROM facts ORDER BY id")
+        assert store.execute("SELECT id FROM receipts") == [(other,)]
+    assert erased != other
+
+
+def test_what_comes_while_a_member_is_erased_is_erased_too(address, monkeypatch):
+    run_once = _erasing.run_once
+
+    def late(store, operation):
+        with opened(address) as mine:
+            hit = Receipt(Kind.COMPLETION, 5.0, encoded(of(COMPLETION, CODE, SurveyId=9)))
+            mine.receive_all([Hit(hit, list(entries_of(hit)))])
+        return run_once(store, operation)
+
+    monkeypatch.setattr(_erasing, "run_once", late)
+    erase_member(address, CODE)
+    assert CODE not in everything_in(address)
 
 
 def test_a_path_with_nul_is_refused_as_a_path(tmp_path):

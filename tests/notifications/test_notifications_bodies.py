@@ -171,6 +171,13 @@ def test_one_foreign_byte_spoils_no_other_field():
     assert read_fields(b"<N><a>x\x0b</a><b>&#x1F;</b></N>") == [{"a": "x\ufffd", "b": "\ufffd"}]
 
 
+@pytest.mark.parametrize("name", ["idna", "punycode", "undefined", "raw_unicode_escape", "utf-7"])
+def test_a_character_set_that_is_none_of_a_document_costs_no_notification(name):
+    body = b'{"Reason": "caf\xff"}'
+    ((fields),) = read_fields(body, headers=[("content-type", f"application/json; charset={name}")])
+    assert fields["Reason"].startswith("caf")
+
+
 @pytest.mark.parametrize("behind", [b"\0", b"\0" * 500, b"\r\n\0\0 "])
 @pytest.mark.parametrize("body", [b'{"a": "1", "b": "2"}', b"<N><a>1</a><b>2</b></N>", b"a=1&b=2"])
 def test_zeros_behind_a_body_are_overlooked(body, behind):

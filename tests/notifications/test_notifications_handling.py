@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 import pytest
 from doubles import until
-from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, post, status
+from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, facts_of, opened, post, status
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
@@ -762,3 +762,29 @@ async def test_a_store_that_is_away_for_long_is_logged_once_and_its_return_too(t
         "facts cannot be read, and are looked for again: this is over",
     ]
     assert len(handled) == 1
+
+
+async def test_a_rollback_does_not_forget_that_the_clock_was_set_back(tmp_path):
+    store, clock = tmp_path / "n.db", [2_000_000.0]
+    async with Inbox(store, secrets=SECRET, clock=lambda: clock[0]) as inbox:
+        await post(inbox, "completion", COMPLETION)
+    clock[0] -= 86_400
+    mine = SqliteStore(store)
+    mine.open()
+    with pytest.raises(ZeroDivisionError), mine.transaction():
+        assert len(mine.claim("me", [Kind.COMPLETION], clock[0], clock[0] + 9, 1)) == 1
+        raise ZeroDivisionError
+    with mine.transaction():
+        assert len(mine.claim("me", [Kind.COMPLETION], clock[0], clock[0] + 9, 1)) == 1
+    mine.close()
+
+
+async def test_a_dead_fact_that_is_true_no_longer_is_skipped(tmp_path):
+    async with Inbox(tmp_path / "n.db", secrets=SECRET) as inbox:
+        await post(inbox, "terminate", TERMINATE)
+        with opened(tmp_path / "n.db") as mine:
+            mine.execute("UPDATE facts SET state = 'dead'")
+        await post(inbox, "completion", COMPLETION)
+        assert (await inbox.status()).dead == 0
+        first, _ = await facts_of(inbox)
+    assert (first.state, first.validity) == (State.SKIPPED, Validity.OVERRULED)

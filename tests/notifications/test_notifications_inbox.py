@@ -53,11 +53,21 @@ def inbox_at(path, **options) -> Inbox:
 # --- Storing
 
 
+STATE = {"state": "dead", "follow": True}  # a fact that was passed may die later
+
+
 def test_facts_are_requested_by_their_records(tmp_path):
     inbox = Inbox(tmp_path / "n.db", secrets=SECRET)
     with pytest.raises(InvalidRequestError, match="'completion' is no notification"):
         inbox.facts("completion")
-    for wrong in ({"after": 2**70}, {"after": -1}, {"after": "1"}, {"state": "gone"}, {"state": "\ud800"}):
+    for wrong in (
+        {"after": 2**70},
+        {"after": -1},
+        {"after": "1"},
+        {"state": "gone"},
+        {"state": "\ud800"},
+        STATE,
+    ):
         with pytest.raises(InvalidRequestError, match=f"^{next(iter(wrong))} must be"):
             inbox.facts(**wrong)
 
@@ -694,3 +704,45 @@ def test_a_redirect_cannot_be_checked_with_an_empty_secret_and_no_other_is_shown
     with pytest.raises(InvalidRequestError, match="secrets are texts that are not empty") as caught:
         verify_redirect("https://partner.example?a=1&hash=0", [GOOD, ""])
     assert GOOD not in frames_of(caught.value)
+
+
+# --- What is replaced, and other event loops
+
+
+def test_nothing_is_acknowledged_for_a_file_that_was_replaced(tmp_path):
+    async def main():
+        path = tmp_path / "n.db"
+        async with Inbox(path, secrets=SECRET) as inbox:
+            assert (await post(inbox, "completion", COMPLETION)).status == 200
+            for part in tmp_path.glob("n.db*"):
+                part.rename(tmp_path / f"moved-{part.name}")
+            assert (await post(inbox, "terminate", TERMINATE)).status == 503
+            async with Inbox(path, secrets=SECRET):
+                assert (await post(inbox, "terminate", TERMINATE)).status == 503
+
+    anyio.run(main)
+
+
+def test_large_bodies_in_two_event_loops_are_read_one_after_the_other(tmp_path):
+    large = {**COMPLETION, "More": "x" * 20_000}
+
+    async def main():
+        async with Inbox(tmp_path / "n.db", secrets=SECRET) as inbox:
+
+            async def eight(start):
+                results = []
+
+                async def one(number):
+                    results.append((await post(inbox, "completion", {**large, "WaveId": number})).status)
+
+                with anyio.fail_after(30):
+                    async with anyio.create_task_group() as group:
+                        for number in range(start, start + 8):
+                            group.start_soon(one, number)
+                assert results == [200] * 8
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(anyio.to_thread.run_sync, anyio.run, eight, 100)
+                group.start_soon(eight, 200)
+
+    anyio.run(main)

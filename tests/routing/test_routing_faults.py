@@ -18,7 +18,7 @@ from panel_kit import GENDER, MALE, quota, row, sub_quota
 from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
 from store_kit import SECRET, opened, post
 
-from sampling_async import InviteOutcome, ResultCode, RetryPolicy
+from sampling_async import InvalidRequestError, InviteOutcome, ResultCode, RetryPolicy
 from sampling_async.matching import LearnedRates, Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
 from sampling_async.notifications._stores import store_of
@@ -534,3 +534,34 @@ async def test_a_click_that_is_cancelled_in_any_turn_of_the_loop_costs_no_second
             turns, is_over = turns + 1, bool(routes)
     assert turns > 5
     assert len(panel.asked) == len(set(panel.asked))
+
+
+# --- Arguments, and times that cannot be
+
+
+async def test_what_cannot_be_stored_is_refused_and_ends_no_other_click(tmp_path, monkeypatch):
+    async with router_of(Panel(1, 2), tmp_path / "s.db") as router:
+        for code, quota_id in (("m-1", 2**63), ("m-1", "x"), (None, 1), (b"\xff", 1), ("", 1)):
+            with pytest.raises(InvalidRequestError):
+                await router.entered(code, quota_id)
+        monkeypatch.setattr("sampling_async.routing._router._SETTLING", (0.0,))
+        monkeypatch.setattr("sampling_async.routing._router._STORED_SECONDS", 0.0)
+        monkeypatch.setattr("sampling_async.routing._router.enter", lambda *_, **__: 1 / 0)
+        await router.entered("m-1", 1)
+        for _ in range(20):
+            await checkpoint()
+        assert (await click(router)).status == "routed"
+    with pytest.raises(InvalidRequestError):
+        await OutcomeLedger(tmp_path / "s.db").entered("m-1", 2**63)
+
+
+@pytest.mark.parametrize("date", ["9999-12-31T23:59:59", "0001-01-01T00:00:00", "2020-01-01"])
+async def test_completes_with_impossible_times_count_on_the_day_they_came(tmp_path, date):
+    store, clock = tmp_path / "s.db", Clock()
+    async with Inbox(store, secrets=SECRET, clock=clock) as inbox:
+        for number in range(5):
+            await ended(inbox, "completion", 10 + number, Revenue=1, DateTime=date)
+    async with router_of(Panel(1, 2), store, clock=clock, caps=Caps(completes=5)) as router:
+        assert (await click(router)).status != "routed"
+        clock.now += 86_400
+        assert (await click(router)).status == "routed"
