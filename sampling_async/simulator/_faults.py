@@ -480,7 +480,8 @@ def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
     elif "float" in kinds:
         wanted = "a number of at least 0" + (", or text" if "str" in kinds else "")
         is_text = "str" in kinds and isinstance(value, str)
-        fits = is_text or (type(value) in (int, float) and 0 <= value <= sys.float_info.max)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = is_text or (is_number and 0 <= value <= sys.float_info.max)
     else:
         wanted, fits = "text", isinstance(value, str)
     if not fits:
