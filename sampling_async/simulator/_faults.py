@@ -479,9 +479,9 @@ def _argument(name: str, annotation: str, value: Any, path: str) -> Any:
             wanted, fits = "a status from 200 to 599", fits and value in _STATUSES
     elif "float" in kinds:
         wanted = "a number of at least 0" + (", or text" if "str" in kinds else "")
-        is_text = "str" in kinds and isinstance(value, str)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        fits = is_text or (is_number and 0 <= value <= sys.float_info.max)
+        fits = "str" in kinds and isinstance(value, str)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            fits = 0 <= value <= sys.float_info.max
     else:
         wanted, fits = "text", isinstance(value, str)
     if not fits:

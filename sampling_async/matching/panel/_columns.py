@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -384,10 +385,10 @@ def _places_of(
     example = np.empty(count, dtype=np.intp)  # a place where each key stands
     example[number] = np.arange(len(number))
     unique = zip(*(each[example].tolist() for each in keys), strict=True)
-    found = [np.fromiter(places_of(key), np.int64) for key in unique]
+    found = [[*places_of(key)] for key in unique]
     # Not by `pa.array`, which first imports pandas if it is installed.
-    places = arrow(np.concatenate([_NOTHING, *found]).astype(np.int64))
-    places, at = flat(lists_of(places, np.array([len(each) for each in found], np.int64)).take(arrow(number)))
+    places = arrow(np.fromiter(chain.from_iterable(found), np.int64))
+    places, at = flat(lists_of(places, np.fromiter(map(len, found), np.int64)).take(arrow(number)))
     return Several(integers(places)[0].astype(np.intp), member[at])
 
 
