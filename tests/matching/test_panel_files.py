@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -160,7 +159,7 @@ def test_a_row_that_cannot_be_read_is_named_and_not_shown(folder, content, error
         ("panel.jsonl", '\ufeff{"member_code": "a"}'.encode("utf-16-be"), "is UTF-16: convert it to UTF-8$"),
         ("panel.csv", b"member_code,\xe9\na,b\n", "is not UTF-8: convert it to UTF-8, or .*'latin-1'"),
         ("panel.csv", b"PK\x03\x04\x14", "is a workbook of Excel, or another archive: save it as CSV"),
-        ("panel.jsonl", gzip.compress(b"{}"), "is compressed by gzip: unpack it"),
+        ("panel.jsonl", b"\x1f\x8b\x08\x00", "is compressed by gzip: unpack it"),
         ("panel.csv", b"PAR1", "is Parquet: let its name end in .parquet"),
     ],
 )
