@@ -12,6 +12,7 @@ import tempfile
 import time
 from contextlib import closing, contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -24,14 +25,14 @@ from sampling_async import _following
 from sampling_async.notifications import State, _app, _handling
 from sampling_async.notifications._access import Signatures
 from sampling_async.notifications._entries import read_entries
-from sampling_async.notifications._facts import Hit, Settled
+from sampling_async.notifications._facts import Hit, Receipt, Settled
 from sampling_async.notifications._stores import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sampling_async.notifications import Fact, HitResponse, Inbox, Kind, SqlStore
-    from sampling_async.notifications._facts import Entry, Receipt
+    from sampling_async.notifications._facts import Entry
 
 
 # --- Notifications
@@ -134,6 +135,19 @@ def opened(store: SqlStore | str) -> Iterator[SqlStore]:
         mine.open()
         with mine.transaction():
             yield mine
+
+
+def comes_before(monkeypatch: Any, step: str, store: SqlStore | str, kind: Kind, fields: object) -> None:
+    """Let a notification come just before a step of a module of notifications, `module.function`."""
+    module, _, name = step.partition(".")
+    function = getattr(import_module(f"sampling_async.notifications.{module}"), name)
+
+    def later(*given: Any) -> Any:
+        with opened(store) as mine:
+            received(mine, Receipt(kind, 5.0, encoded(fields)))
+        return function(*given)
+
+    monkeypatch.setattr(f"sampling_async.notifications.{step}", later)
 
 
 def handle(store: SqlStore | str, kind: Kind) -> None:

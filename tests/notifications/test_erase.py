@@ -15,8 +15,7 @@ from store_kit import (
     MEMBER,
     SECRET,
     TERMINATE,
-    encoded,
-    entries_of,
+    comes_before,
     facts_of,
     handle,
     opened,
@@ -24,8 +23,7 @@ from store_kit import (
 )
 
 from sampling_async import InvalidRequestError, Invite, InviteOutcome, InviteRequest, Journal
-from sampling_async.notifications import Inbox, Kind, OutcomeLedger, State, _erasing, erase_member
-from sampling_async.notifications._facts import Hit, Receipt
+from sampling_async.notifications import Inbox, Kind, OutcomeLedger, State, erase_member
 
 CODE = "member-to-erase"
 OTHER = "another-member"
@@ -221,15 +219,7 @@ async def test_the_number_of_an_erased_receipt_is_not_given_to_another(new_addre
 
 
 def test_what_comes_while_a_member_is_erased_is_erased_too(address, monkeypatch):
-    run_once = _erasing.run_once
-
-    def late(store, operation):
-        with opened(address) as mine:
-            hit = Receipt(Kind.COMPLETION, 5.0, encoded(of(COMPLETION, CODE, SurveyId=9)))
-            mine.receive_all([Hit(hit, list(entries_of(hit)))])
-        return run_once(store, operation)
-
-    monkeypatch.setattr(_erasing, "run_once", late)
+    comes_before(monkeypatch, "_erasing.run_once", address, Kind.COMPLETION, of(COMPLETION, CODE, SurveyId=9))
     erase_member(address, CODE)
     assert CODE not in everything_in(address)
 
