@@ -77,7 +77,7 @@ def read_rates(file: Path | None) -> CurrencyRates | None:
             rates[currency_id] = _number(float, rate)
             if name:
                 names[currency_id] = name
-    except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError, csv.Error):
+    except (ValueError, OverflowError, TypeError, KeyError, AttributeError, csv.Error):
         raise InvalidRequestError(
             f"{file}: currency rates must be a JSON object or CSV of currency IDs, each with the worth of one"
             f" unit and optionally its name: {_FORMS}"
@@ -130,18 +130,18 @@ def check_place(option: str, output: Path) -> None:
 def read_bands(file: Path) -> dict[int, tuple[int, int]]:
     read = _parsed(file, text_in(file))
     try:
-        bands = {
+        bands: dict[int, tuple[int, int]] | None = {
             _number(int, id_): (_number(index, first), _number(index, last))
             for id_, (first, last) in read.items()
         }
-        if len(bands) == len(read):
-            return bands
-        raise ValueError("an ID stands there twice")  # noqa: TRY301  as 7 and 07
     except (ValueError, OverflowError, TypeError, AttributeError):
+        bands = None
+    if bands is None or len(bands) < len(read):  # an ID stands there twice, as 7 and 07
         raise InvalidRequestError(
             f"{file}: age bands must be a JSON object of answer IDs, each with first and last year, "
             '{"2006352": [18, 24]}'
-        ) from None
+        )
+    return bands
 
 
 # --- Names of questions and answers

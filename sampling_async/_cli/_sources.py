@@ -186,10 +186,8 @@ def requests_in(line: bytes) -> list[InviteRequest]:
         raise InvalidRequestError(f"not JSON; a request is {_EXAMPLE}{_hint(line)}") from None
     if not isinstance(fields, dict):
         raise InvalidRequestError(f"a request must be a JSON object, such as {_EXAMPLE}")
-    member_code, quota_ids = (
-        _named(fields, "MemberCode", "member_code"),
-        _named(fields, "QuotaIDs", "quota_ids"),
-    )
+    member_code = _named(fields, "MemberCode", "member_code")
+    quota_ids = _named(fields, "QuotaIDs", "quota_ids")
     if member_code is None or not isinstance(quota_ids, list):
         keys = ", ".join(json.dumps(str(key)[:40]) for key in list(fields)[:_SHOWN]) or "nothing"
         raise InvalidRequestError(

@@ -105,7 +105,13 @@ def failing(what: str, error: Callable[[str], Exception]) -> Generator[None]:
 
 
 UNUSABLE: Final = (
-    *(LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, struct.error),
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+    struct.error,
 )
 """What a value raises where it is used, if nobody can have written it."""
 

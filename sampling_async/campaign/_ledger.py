@@ -14,7 +14,6 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sampling_async import Invite, InviteOutcome
-from sampling_async._contract.checks import text_of
 from sampling_async._contract.currencies import CurrencyRates, total_of
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.result_codes import ResultCode
@@ -394,7 +393,7 @@ def erase_from_ledger(path: str | os.PathLike[str], member_code: Text) -> bool:
         InvalidRequestError: No member can have such a code.
         LedgerError: There is no such ledger, or a run has it now.
     """
-    code = member_code_of(text_of(member_code))
+    code = member_code_of(member_code)
 
     def erase(ledger: CampaignLedger) -> bool:
         ledger.lock()

@@ -129,7 +129,7 @@ def is_code(name: str, value: object, member_code: str) -> bool:
     """Return whether the value of a field is a member code. A code of digits may be an ID or an amount too."""
     if str(value) != member_code:
         return False
-    return _folded(name) in MEMBER_NAMES or re.fullmatch(r"[\d.,+-]+", member_code) is None
+    return folded(name) in MEMBER_NAMES or re.fullmatch(r"[\d.,+-]+", member_code) is None
 
 
 def without_code(fields: str, member_code: str, nobody: str) -> str:
@@ -138,12 +138,13 @@ def without_code(fields: str, member_code: str, nobody: str) -> str:
         {
             name: nobody if is_code(name, value, member_code) else value
             for name, value in json.loads(fields).items()
-            if _folded(name) not in _LEFT_OUT
+            if folded(name) not in _LEFT_OUT
         }
     )
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
+    """Return the name of a field without case and without all that is no letter and no digit."""
     return re.sub(r"[\W_]", "", name.casefold())
 
 

@@ -30,6 +30,7 @@ from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.patience import doubled
 from sampling_async._pacing.threads import call_soon_here
+from sampling_async.notifications._entries import folded
 from sampling_async.notifications._facts import Fact, Settled, State, StoreError
 from sampling_async.notifications._handlers import name_of
 from sampling_async.notifications._records import UnknownNotification
@@ -72,7 +73,7 @@ def masked_traceback(exc: BaseException, fact: Fact[Any], secrets: Iterable[str]
 def _texts_of(fact: Fact[Any]) -> Iterator[str]:
     yield getattr(fact.notification, "member_code", "")
     for name, value in fact.fields.items():
-        if re.sub(r"[\W_]", "", str(name).casefold()) in _SECRET_FIELDS:
+        if folded(str(name)) in _SECRET_FIELDS:
             yield str(value)
 
 

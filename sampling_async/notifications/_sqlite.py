@@ -123,10 +123,11 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def transaction(self) -> Generator[None]:
+        database = self._open
         with self.failing("cannot be written"):
             self._must_be_in_place()
             try:
-                with transaction(self._open):
+                with transaction(database):
                     yield
             except BaseException:
                 self._claimed_at = inf  # what a claim has mended is undone too

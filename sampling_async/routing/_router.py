@@ -21,7 +21,6 @@ from sampling_async._contract.checks import (
     number_above_0,
     require_functions,
     require_instance,
-    text_of,
     whole_id,
     whole_number,
 )
@@ -291,7 +290,7 @@ class SurveyRouter(BackgroundService):
         self._must_be_inside()
         if self._is_closing or self._finished or self._tasks is None:
             raise RuntimeError("the survey router is closed")
-        code = member_code_of(text_of(member_code))
+        code = member_code_of(member_code)
         operation = partial(enter, member_code=code, quota_id=quota_id_of(quota_id), now=self._clock())
         await self._store(code, operation)
 
@@ -299,11 +298,10 @@ class SurveyRouter(BackgroundService):
         try:
             while await self._step(flight):
                 pass
-        except DamagedStoreError as exc:
-            self._book.failed(exc)
-            flight.failure = exc
         except StoreError as exc:
             self._book.failed(exc)
+            if isinstance(exc, DamagedStoreError):
+                flight.failure = exc
         except Exception as exc:  # noqa: BLE001  raised in the tasks of the clicks
             flight.failure = exc
 
@@ -381,13 +379,11 @@ class SurveyRouter(BackgroundService):
             operation = partial(abandon, member_code=code, owners=owners, now=self._clock())
             try:
                 self._book.learn(code, await self._committer.run(operation, key=code))
-            except DamagedStoreError as exc:
-                self._book.failed(exc)
-                self._forget_abandoned(code, owners)
             except StoreError as exc:
                 self._book.failed(exc)
-            else:
-                self._forget_abandoned(code, owners)
+                if not isinstance(exc, DamagedStoreError):
+                    return
+            self._forget_abandoned(code, owners)
 
     def _give_again(self, flight: Flight, links: Sequence[Link]) -> bool:
         for link in links:
