@@ -13,6 +13,7 @@ from sampling_async._contract.checks import whole_number
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.steps import LoopYielder
 from sampling_async.notifications import Fact, Inbox, QuotaStatus, StoreError, SurveyClosed, Validity
+from sampling_async.notifications._facts import DamagedStoreError
 
 if TYPE_CHECKING:
     from sampling_async import QuotaWatch
@@ -49,6 +50,12 @@ class Following(BackgroundService):
                     self.after = fact.id
                     await turns.step()
             except StoreError as exc:
+                if isinstance(exc, DamagedStoreError) and exc.fact_id is not None:
+                    # What it has closed is not known: a poll decides.
+                    _log.error("%s; it is left out, and the inventory is polled", exc)
+                    self.after = exc.fact_id
+                    self._watch.refresh_soon()
+                    continue
                 # The cause may pass: a full disk, a locked file.
                 _log.warning("notifications cannot be read, they are tried again: %s", exc)
                 await anyio.sleep(_RETRY_SECONDS)

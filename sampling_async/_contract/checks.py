@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from datetime import datetime
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 from uuid import UUID
 
@@ -125,6 +126,13 @@ def positive(owner: object, attribute: Attribute[Any], value: float | None) -> N
     """Validate an attrs field: a number above 0. None is valid where it is the field's default."""
     if value is not None or attribute.default is not None:
         number_above_0(value, f"{type(owner).__name__}.{attribute.name}")
+
+
+def positive_and_finite(owner: object, attribute: Attribute[Any], value: float) -> None:
+    """Validate an attrs field: a number above 0 that is added to a time, and so has an end."""
+    positive(owner, attribute, value)
+    if not isfinite(value):
+        raise InvalidRequestError(f"{type(owner).__name__}.{attribute.name} must be finite, not {value}")
 
 
 def not_negative(owner: object, attribute: Attribute[Any], value: float) -> None:

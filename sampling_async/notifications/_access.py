@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import shown, text_of, texts_of
+from sampling_async._contract.checks import require_instance, shown, text_of, texts_of
 from sampling_async.notifications._records import Completion, Kind, Reconciliation, Terminate
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ def _credentials(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _network(text: str) -> _Network:
+    # Python takes four bytes, and a whole number, for an address.
+    require_instance(text, str | IPv4Network | IPv6Network, "a network", "a text such as 198.51.100.0/24")
     try:
         return ip_network(text)
     except ValueError as exc:

@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, assert_never
-
-from attrs import evolve
+from typing import TYPE_CHECKING, Final, assert_never
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import text_of
@@ -37,79 +35,12 @@ from sampling_async.notifications._understanding import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from sampling_async._contract.checks import Text
     from sampling_async.notifications._access import Signatures
     from sampling_async.notifications._facts import Receipt
     from sampling_async.notifications._records import Fields, Kind, Notification
-
-_WAVES: Final = """
-SELECT key, wave FROM facts WHERE member = ? AND survey = ? AND wave > 0
-AND (quota IS NULL OR CAST(? AS BIGINT) IS NULL OR quota = ?)
-ORDER BY CASE WHEN quota = ? THEN 0 ELSE 1 END, id DESC LIMIT 1
-"""
-
-
-def in_its_wave(run: Callable[..., Any], entry: Entry) -> Entry:
-    """Return a new entry; without a wave, it gets that of an earlier end of the same member and survey.
-
-    An end with a wave takes over the earlier ones without a wave. Ends of different quotas stay apart. If the
-    member has ends in several waves, the end of the same quota decides, else the last one. `run` runs a query.
-    """
-    end = entry.end
-    if end is None:
-        return entry
-    if end.wave_id:
-        _take_in(run, entry.key, end)
-        return entry
-    if _says_wave(entry.fields):
-        return entry
-    quota = end.quota_id
-    values = (member_text(end.member_code), end.survey_id, quota, quota, quota)
-    for key, wave in run(_WAVES, values).fetchall():
-        identity = moved_identity(entry.identity, key)
-        placed = evolve(end, wave_id=wave)
-        return evolve(entry, key=key, identity=identity, fact_key=fact_key(identity), end=placed)
-    return entry
-
-
-def about_stand_in(run: Callable[..., Any], entry: Entry) -> Entry:
-    """Return a new entry about an erased member in its wave; without the code, if it joins what was erased.
-
-    It joins facts of the same survey and wave. What comes about other surveys keeps the code, and so does what
-    repeats or corrects a fact that came with the code after the erasing.
-    """
-    end = entry.end
-    assert end is not None
-    nobody = stand_in(end.member_code)
-    key, survey = member_key(end.survey_id, end.wave_id, nobody), end.survey_id
-    values: tuple[object, ...]
-    if end.wave_id:
-        query, values = "key IN (?, ?)", (key, member_key(survey, 0, nobody))
-    else:
-        query, values = "member = ? AND survey = ?", (member_text(nobody), survey)
-    if run("SELECT 1 FROM facts WHERE key = ?", (entry.key,)).fetchone() or not (
-        run(f"SELECT 1 FROM facts WHERE {query} LIMIT 1", values).fetchone()  # noqa: S608
-    ):
-        return in_its_wave(run, entry)
-    joined = in_its_wave(
-        run,
-        evolve(
-            entry,
-            key=key,
-            identity=moved_identity(entry.identity, key),
-            content="",
-            fields=without_code(entry.fields, end.member_code, nobody),
-            end=evolve(end, member_code=nobody),
-        ),
-    )
-    if joined.key == key:
-        return joined
-    assert joined.end is not None
-    # The key of a fact is that which it has without the erasing.
-    real = member_key(survey, joined.end.wave_id, end.member_code)
-    return evolve(joined, fact_key=fact_key(moved_identity(entry.identity, real)))
 
 
 def stand_in(member_code: str) -> str:
@@ -151,20 +82,6 @@ def folded(name: str) -> str:
 _LEFT_OUT: Final = {"encryptedvalue", "additionaldata"}  # a signature over the code, and the query of the link
 
 
-def _take_in(run: Callable[..., Any], key: str, end: SurveyEnd) -> None:
-    without = member_key(end.survey_id, 0, end.member_code)
-    rows = run("SELECT id, identity, quota, fields FROM facts WHERE key = ?", (without,)).fetchall()
-    # If the wave has an end already, that one has taken in what belongs to it.
-    if not rows or run("SELECT 1 FROM facts WHERE key = ?", (key,)).fetchone():
-        return
-    for _, _, quota, fields in rows:
-        if _says_wave(fields) or (None not in (quota, end.quota_id) and quota != end.quota_id):
-            return
-    for number, identity, *_ in rows:
-        change = "UPDATE facts SET key = ?, identity = ?, wave = ? WHERE id = ?"
-        run(change, (key, moved_identity(identity, key), end.wave_id, number))
-
-
 def _new_key(identity: str, is_without_wave: bool, quota: int | None) -> str:  # noqa: FBT001
     """Return the key of a new fact.
 
@@ -174,17 +91,18 @@ def _new_key(identity: str, is_without_wave: bool, quota: int | None) -> str:  #
     return fact_key(identity, "without a wave", quota) if is_without_wave else fact_key(identity)
 
 
-def _says_wave(fields: str) -> bool:
-    """Return whether fields, given as JSON, name a wave. A wave 0 that they name is a wave like any other."""
-    return FieldReader(json.loads(fields)).has_wave
-
-
 def moved_identity(identity: str, key: str) -> str:
     """Return the identity of a fact that is now about another key."""
     if not identity.startswith("["):  # of a correction of a terminate, which is known by its fact
         return identity
     kind, _, more = json.loads(identity)
     return _identity(kind, key, more)
+
+
+def said_again_at(identity: str, since: float) -> str:
+    """Return the identity of an event that says again, after a moment or a rank, what another one has said."""
+    kind, key, more = json.loads(identity)
+    return _identity(kind, key, f"{more} after {since}")
 
 
 def _identity(kind: str, key: str, more: str | int | None) -> str:
@@ -216,7 +134,7 @@ _MOST_MORE: Final = 300
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY: Final = 86_400
-_AHEAD: Final = 3600.0
+AHEAD: Final = 3600.0
 """Seconds that the service's clock may be ahead. A status dated in another year must not silence its quota."""
 
 
@@ -249,10 +167,11 @@ def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
         identity=identity,
         fact_key=_new_key(identity, is_without_wave, None if end is None else end.quota_id),
         content=content,
-        rank=_rank(record, came=hit.at, latest=hit.at + _AHEAD),
+        rank=_rank(record, came=hit.at, latest=hit.at + AHEAD),
         fields=json.dumps(fields),
         verified=verified,
         end=end,
+        undated=isinstance(record, QuotaStatus | SurveyClosed) and record.at is None,
     )
 
 
@@ -306,10 +225,13 @@ def _about(record: Notification, named: FieldReader, content: str, came: float) 
             assert_never(record)
 
 
-def _unclear_time(named: FieldReader, came: float) -> str | int:
-    """Return what distinguishes closings without a readable time: its text, else the day of receipt."""
+def _unclear_time(named: FieldReader, came: float) -> str:
+    """Return what distinguishes closings without a readable time: its text, and the day of receipt.
+
+    Not the text alone: some services write the same for any time.
+    """
     texts = [named.unread[name] for name in sorted(TIMES & named.unread.keys())]
-    return json.dumps(texts) if texts else int(came // _DAY)
+    return json.dumps([*texts, int(came // _DAY)])
 
 
 def _rank(record: Notification, *, came: float, latest: float) -> int | None:
@@ -319,9 +241,16 @@ def _rank(record: Notification, *, came: float, latest: float) -> int | None:
     """
     if not isinstance(record, QuotaStatus):
         return None
-    since = timedelta(seconds=came) if record.at is None else record.at - _EPOCH
+    if record.at is None:
+        return rank_at(came) + 1
+    since = record.at - _EPOCH
     moment = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     return int(min(moment, latest * 1_000_000)) * 2 + (not record.is_live)
+
+
+def rank_at(moment: float) -> int:
+    """Return the rank of an opening at a moment, in seconds since 1970. A closing has 1 more."""
+    return int(moment * 1_000_000) * 2
 
 
 def _unknown(kind: Kind, fields: Fields, content: str, reason: str) -> Entry:

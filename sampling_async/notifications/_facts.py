@@ -23,7 +23,12 @@ class StoreError(SamplingError):
 
 
 class DamagedStoreError(StoreError):
-    """A value of the store is one that no inbox writes: another attempt cannot help."""
+    """A value of the store is one that no inbox writes: another attempt cannot help.
+
+    `fact_id` is the ID of the fact that has it, if it is one.
+    """
+
+    fact_id: int | None = None
 
 
 class StoreConflictError(StoreError):
@@ -108,6 +113,7 @@ class Entry:
         reason: Why it was not understood.
         verified: Whether the signature over survey, wave and member was there, and right.
         end: How a member's survey ended; None for the other kinds.
+        undated: Whether it is a closing without a readable time, which counts from when it came.
         fact_key: The `Fact.key` of the fact that this becomes if it is a new one. The fact keeps it when its
             `key` and `identity` change.
     """
@@ -122,6 +128,7 @@ class Entry:
     reason: str = ""
     verified: bool = False
     end: SurveyEnd | None = None
+    undated: bool = False
     fact_key: str = field(default=Factory(lambda self: fact_key(self.identity), takes_self=True))
 
     @property

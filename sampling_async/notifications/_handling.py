@@ -24,7 +24,7 @@ import anyio.to_thread
 from attrs import define, field, frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import number_from_0, positive, whole_from_1
+from sampling_async._contract.checks import number_from_0, positive, positive_and_finite, whole_from_1
 from sampling_async._contract.logs import FailureLog
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.loops import Notifier
@@ -137,10 +137,10 @@ class HandlerPolicy:
 
     at_once: int = field(default=8, validator=whole_from_1)
     attempts: int = field(default=15, validator=whole_from_1)
-    first_wait: float = field(default=1.0, validator=positive)
-    longest_wait: float = field(default=600.0, validator=positive)
+    first_wait: float = field(default=1.0, validator=positive_and_finite)
+    longest_wait: float = field(default=600.0, validator=positive_and_finite)
     timeout: float = field(default=300.0, validator=positive)
-    lease: float = field(default=60.0, validator=positive)
+    lease: float = field(default=60.0, validator=positive_and_finite)
     poll: float = field(default=1.0, validator=positive)
     grace: float = field(default=10.0, validator=positive)
 

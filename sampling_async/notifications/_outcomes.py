@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
+from functools import reduce
 from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -25,7 +26,7 @@ from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.lessons import LearnedRates
 from sampling_async._protocol.requests import quota_id_of
 from sampling_async.notifications._entries import code_of, member_key, member_text, text_code
-from sampling_async.notifications._settling import PossibleInvite, Settlements, settle
+from sampling_async.notifications._settling import PossibleInvite, Settlements, checked_pair, settle
 from sampling_async.notifications._stores import AnyStore, run_once, store_of
 from sampling_async.notifications._understanding import added, difference, of_hundredths
 
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from sampling_async._contract.checks import Text
     from sampling_async.notifications._sql import SqlStore
 
-_JOINED: Final = """
+# What was paid, then what was taken back of it, then whatever is left.
+_STEP: Final = "CASE WHEN e.kind != 'reconciliation' THEN 0 WHEN e.amount IS NOT NULL THEN 1 ELSE 2 END"
+_JOINED: Final = f"""
 WITH notified AS (
     -- A correction may leave out the original survey, and must join the invite of what it corrects.
     -- Wave 0 means that the service named none: then the invite is one of the same survey.
@@ -69,16 +72,16 @@ WITH notified AS (
 )
 SELECT 0 AS part, i.rowid AS place, i.key AS invite, coalesce(e.key, i.key) AS key,
     coalesce(e.survey, i.survey) AS ended_in, i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
-    e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact, e.kind = 'reconciliation' AS is_taken,
+    e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact, {_STEP} AS step,
     e.key != i.key AND NOT (e.wave = 0 AND e.survey = i.survey) AS routed
 FROM invites AS i LEFT JOIN ends AS e ON e.invite = i.key
 UNION ALL
 SELECT 1, 0, e.invite, e.key, e.survey, e.member, e.survey, e.wave, e.quota, NULL, NULL, e.kind, e.amount,
-    e.label, coalesce(e.ended, e.at), e.id, e.kind = 'reconciliation',
+    e.label, coalesce(e.ended, e.at), e.id, {_STEP},
     e.via IS NOT NULL AND NOT (e.wave = 0 AND e.via = e.survey)
 FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invite)
-ORDER BY part, place, invite, is_taken, key, fact
-"""
+ORDER BY part, place, invite, step, key, fact
+"""  # noqa: S608  of constants
 
 # Wave 0 means that the service named none.
 _HAS: Final = """
@@ -138,8 +141,6 @@ def read_rates(store: SqlStore, since: float, until: float, *, entered: bool) ->
 T = TypeVar("T")
 _HOUR: Final = 3600.0
 _UNDECIDED: Final = 6 * _HOUR
-_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
-_LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class SurveyEnding(StrEnum):
@@ -366,9 +367,9 @@ class OutcomeLedger:
             possible = possible_invites(Journal("night.journal").read_outcomes(), quotas.surveys, since=began)
             found = await ledger.settle(possible)
 
-        Of a campaign, `Campaign.settle` does this. Nothing is written.
+        Of a campaign, `Campaign.settle` does this. Nothing is written. What is no such pair is refused.
         """
-        return await in_thread(settle, self.store, pairs)
+        return await in_thread(settle, self.store, map(checked_pair, pairs))
 
     async def uninvited(self) -> list[OutcomeRow]:
         """Return the completes without an invite."""
@@ -409,9 +410,8 @@ def _schema() -> Any:
     pa = arrow()
     text, whole, at = pa.string(), pa.int64(), utc_times()
     columns = {"member_code": text, "survey_id": whole, "wave_id": whole, "quota_id": whole, "ending": text}
-    columns |= {"revenue": pa.decimal128(38, 2), "reason": text}
-    columns |= {"invited_at": at, "entered_at": at, "ended_at": at}
-    return pa.schema(columns | {"fact_id": whole, "is_auto_routed": pa.bool_()})
+    columns |= {"revenue": pa.decimal128(38, 2), "reason": text, "invited_at": at, "entered_at": at}
+    return pa.schema(columns | {"ended_at": at, "fact_id": whole, "is_auto_routed": pa.bool_()})
 
 
 class _InviteAccount:
@@ -423,19 +423,24 @@ class _InviteAccount:
 
     def booked(self, row: Mapping[str, Any]) -> OutcomeRow:
         """Return a row as an outcome whose revenue is the change, not the total."""
-        outcome, key, survey = _row(row), row["key"], row["ended_in"]
-        paid = self._paid.get(survey, Decimal(0))
+        outcome, key, surveys = _row(row), row["key"], [row["ended_in"]]
+        if outcome.ending in (SurveyEnding.OPEN, SurveyEnding.TERMINATED):
+            return outcome
+        if outcome.ending is SurveyEnding.RECONCILED and row["ended_in"] not in self._paid:
+            # It may name the survey of the invite instead of the one that was paid.
+            surveys = [*self._paid] or surveys
+        paid = reduce(added, (self._paid.pop(survey, Decimal(0)) for survey in surveys))
         if outcome.ending is SurveyEnding.COMPLETED:
             before = self._latest.get(key)
             self._latest[key] = outcome.revenue
             if before is not None:
                 change = difference(outcome.revenue, before)
                 outcome = evolve(outcome, ending=SurveyEnding.CORRECTED, revenue=change)
-        elif outcome.ending is SurveyEnding.RECONCILED:
+        else:
             # Without an amount, all that was paid is taken back.
             taken = max(paid, Decimal(0)) if row["amount"] is None else outcome.revenue
             outcome = evolve(outcome, revenue=difference(Decimal(0), taken))
-        self._paid[survey] = added(paid, outcome.revenue)
+        self._paid[surveys[0]] = added(paid, outcome.revenue)
         return outcome
 
 
@@ -492,4 +497,4 @@ def _moment(seconds: float | None) -> datetime | None:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
         # Some services send the last possible moment, which as a float may be in the year 10000.
-        return _LATEST if seconds > 0 else _EARLIEST
+        return datetime.max.replace(tzinfo=UTC) if seconds > 0 else datetime.min.replace(tzinfo=UTC)

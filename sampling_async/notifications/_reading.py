@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from sampling_async import InvalidRequestError
 from sampling_async._contract.frames import arrow, utc_times
 from sampling_async._pacing.threads import in_thread
+from sampling_async.notifications._facts import DamagedStoreError
 from sampling_async.notifications._records import Kind, Notification
 
 if TYPE_CHECKING:
@@ -146,16 +147,16 @@ class FactStream(Generic[N]):
         """Return the next fact.
 
         Raises:
-            StoreError: The store cannot be read.
+            StoreError: The store cannot be read. If the next fact is damaged, the text says how to go on.
             StopAsyncIteration: There are no more, and `follow` is false.
         """
         while not self._page:
             if self._is_last:
                 raise StopAsyncIteration
-            self._page.extend(await in_thread(self._read))
-            if len(self._page) < _PAGE and self._poll is None:
-                self._is_last = True
-            elif not self._page and self._poll is not None:
+            facts, is_end = await in_thread(self._read)
+            self._page.extend(facts)
+            self._is_last = is_end and self._poll is None
+            if not facts and self._poll is not None:
                 await anyio.sleep(self._poll)
         fact: Fact[N] = self._page.popleft()
         self._after = fact.id
@@ -175,9 +176,19 @@ class FactStream(Generic[N]):
         facts = [fact async for fact in self]
         return await in_thread(_table, facts)
 
-    def _read(self) -> list[Any]:
-        found = self._store.facts(kinds=self._kinds, after=self._after, state=self._state)
-        return list(islice(found, _PAGE))
+    def _read(self) -> tuple[list[Any], bool]:
+        """Return a page of facts, up to a damaged one, and whether there are no more."""
+        facts: list[Any] = []
+        try:
+            for fact in islice(
+                self._store.facts(kinds=self._kinds, after=self._after, state=self._state), _PAGE
+            ):
+                facts.append(fact)  # noqa: PERF402  it may raise
+        except DamagedStoreError:
+            if not facts:
+                raise
+            return facts, False
+        return facts, len(facts) < _PAGE
 
 
 def _table(facts: Sequence[Fact[Any]]) -> Any:

@@ -13,12 +13,12 @@ from itertools import groupby, islice
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from sampling_async._contract.checks import moment_of
+from sampling_async._contract.checks import moment_of, number_from_0, require_instance
 from sampling_async._contract.records import hidden
 from sampling_async.notifications._bodies import NotUnderstoodError
-from sampling_async.notifications._entries import member_key, member_text, stand_in
+from sampling_async.notifications._entries import member_key, member_text, stand_in, text_code
 from sampling_async.notifications._records import Completion, InviteNotification, Kind, Terminate
 from sampling_async.notifications._stores import run_once
 from sampling_async.notifications._understanding import FieldReader, parse
@@ -74,6 +74,13 @@ class PossibleInvite:
     survey_id: int | None
     wave_id: int | None
     unknown_since: float | None = None
+
+
+def checked_pair(pair: PossibleInvite) -> PossibleInvite:
+    """Return a pair that a user has made; refuse what would look like damage of the store."""
+    require_instance(pair, PossibleInvite, "each pair", "a PossibleInvite")
+    number_from_0(pair.unknown_since or 0, "PossibleInvite.unknown_since", "seconds since 1970")
+    return evolve(pair, member_code=text_code(pair.member_code))
 
 
 class RecordedInvite(NamedTuple):

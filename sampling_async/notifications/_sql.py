@@ -5,6 +5,7 @@ The statements are in the part of SQL that both read, with `?` where a value sta
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from functools import partial
 from math import inf
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from sampling_async._contract.checks import moment_of, whole_id
 from sampling_async._contract.records import INT64_MAX
 from sampling_async._journal.database import as_written
-from sampling_async.notifications._entries import about_stand_in, in_its_wave, member_text, stand_in
-from sampling_async.notifications._facts import Backlog, DamagedStoreError, State, Validity
+from sampling_async.notifications._entries import member_text, stand_in
+from sampling_async.notifications._facts import Backlog, DamagedStoreError, State
+from sampling_async.notifications._joining import about_stand_in, as_said_again, in_its_wave, placed
 from sampling_async.notifications._records import Kind
 from sampling_async.notifications._tables import (
     CLAIM,
@@ -22,7 +24,6 @@ from sampling_async.notifications._tables import (
     COLUMNS,
     FACTS,
     MOST_ROWS,
-    OVERRULED,
     RECEIPTS,
     fact_of,
     fact_row,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from sampling_async.notifications._facts import Entry, Fact, Hit, Settled, StoreError
     from sampling_async.notifications._records import Notification
 
+_log: Final = logging.getLogger("sampling_async.notifications")
 _PAGE: Final = 1_000
 # One process at a time receives, so that facts get their IDs in the order in which they can be read: whoever
 # reads on after an ID misses none, and the facts of a key are decided about one after the other.
@@ -220,7 +222,8 @@ class SqlStore(ABC):
     def _join(self, receipt: int, at: float, entry: Entry, erased: set[str]) -> str:
         """Enter an entry that may have to do with facts that are stored."""
         place = about_stand_in if entry.member_code in erased else in_its_wave
-        return self._enter(receipt, at, place(self.run, entry))
+        with self.as_written():
+            return self._enter(receipt, at, as_said_again(self.run, place(self.run, entry)))
 
     def _known(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that there are facts of."""
@@ -255,7 +258,7 @@ class SqlStore(ABC):
         row = fact_row(receipt, at, entry)
         insert = f"{insertion(self._INSERT, FACTS, len(row))} ON CONFLICT (identity) DO NOTHING RETURNING id"
         for (number,) in self.run(insert, row).fetchall():
-            return self._place(number, entry, receipt, at)
+            return placed(self.run, number, entry, receipt, at)
         ((content,),) = self.run(
             "UPDATE facts SET receipts = receipts + 1,"
             # Of an erased member the content is not known.
@@ -265,60 +268,6 @@ class SqlStore(ABC):
             (entry.content, int(entry.verified), entry.identity),
         ).fetchall()
         return "repeated" if content in {entry.content, ""} else "differs"
-
-    def _place(self, number: int, entry: Entry, receipt: int, at: float) -> str:
-        """Decide which facts of a key are still true, now that there is a new one."""
-        if entry.rank is not None:
-            newest = self._one(
-                "SELECT max(rank) FROM facts"
-                " WHERE key = ? AND standing = 'stands' AND rank IS NOT NULL AND id != ?",
-                entry.key,
-                number,
-            )
-            if newest is not None and newest > entry.rank:
-                self._supersede(Validity.STALE, "id = ?", number)
-                return Validity.STALE
-            self._supersede(Validity.STALE, "key = ? AND rank IS NOT NULL AND id != ?", entry.key, number)
-        elif entry.kind is Kind.COMPLETION:
-            first = self._one("SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, entry.kind)
-            if first != number:
-                self.run("UPDATE facts SET corrects = ? WHERE id = ?", (first, number))
-            overruled = self._supersede(Validity.OVERRULED, "key = ? AND kind = ?", entry.key, Kind.TERMINATE)
-            for terminate, state in sorted(overruled):
-                # Also one that is being handled now: the new fact waits until its handler has ended.
-                if state in (State.HANDLED, State.PENDING):
-                    self._correct_terminate(terminate, receipt, at)
-        elif entry.kind is Kind.TERMINATE and self._one(
-            "SELECT min(id) FROM facts WHERE key = ? AND kind = ?", entry.key, Kind.COMPLETION
-        ):
-            self._supersede(Validity.OVERRULED, "id = ?", number)
-            return Validity.OVERRULED
-        return "new"
-
-    def _correct_terminate(self, number: int, receipt: int, at: float) -> None:
-        self.run(
-            "INSERT INTO facts (at, receipt, receipts, kind, posted_as, key, identity, content, fields,"
-            " verified, corrects, standing, due, since, fact_key)"
-            " SELECT ?, ?, 0, kind, posted_as, key, 'overruled ' || id, content, fields, verified, id, ?, ?, ?,"
-            f" fact_key || '{OVERRULED}' FROM facts WHERE id = ?",
-            (at, receipt, Validity.OVERRULED, at, at, number),
-        )
-
-    def _supersede(self, validity: Validity, where: str, *values: object) -> list[tuple[int, str]]:
-        """Mark facts as no longer true, and return their numbers and new states.
-
-        A fact that is being handled stays pending, so that the next one with its key waits for the handler.
-        """
-        change = (
-            "UPDATE facts SET standing = ?, state ="
-            " CASE WHEN state IN ('pending', 'dead') AND owner IS NULL THEN 'skipped' ELSE state END"
-        )
-        # The conditions are those of the callers above, and their values are passed as values.
-        query = f"{change} WHERE standing = 'stands' AND {where} RETURNING id, state"
-        return self.run(query, (validity, *values)).fetchall()  # type: ignore[no-any-return]
-
-    def _one(self, query: str, *values: object) -> Any:
-        return self.run(query, values).fetchone()[0]
 
     def prune(self, before: datetime) -> int:
         """Delete the receipts of hits before a time, and return how many.
@@ -381,8 +330,29 @@ class SqlStore(ABC):
         query = CLAIM.format(of_kinds=" UNION ALL ".join([of_kind] * len(leased)))
         values = [value for name in leased for value in (name, now, *names, most)]
         rows = self.run(query, (*values, most, until, now, owner)).fetchall()
-        with self.as_written():
-            return [fact_of(row, partial(_body, self.run)) for row in sorted(rows)]
+        return list(self._undamaged(sorted(rows)))
+
+    def _undamaged(self, rows: Iterable[Sequence[Any]]) -> Iterator[Fact[Notification]]:
+        """Yield rows as facts; one that is damaged becomes dead, so that it keeps no others waiting."""
+        for row in rows:
+            try:
+                yield self._fact(self.run, row)
+            except DamagedStoreError as exc:
+                _log.error("%s: it is dead", exc)
+                change = "UPDATE facts SET state = 'dead', owner = NULL, error = ? WHERE id = ?"
+                self.run(change, (storable(str(exc)), exc.fact_id))
+
+    def _fact(self, run: Callable[..., Any], row: Sequence[Any]) -> Fact[Notification]:
+        number = int(row[0])
+
+        def damaged(reason: str) -> DamagedStoreError:
+            what = f"{reason}; it is in fact {number}, and after={number} reads on behind it"
+            exc = DamagedStoreError(str(self.error(what)), permanent=True)
+            exc.fact_id = number
+            return exc
+
+        with as_written(damaged, "inbox"):
+            return fact_of(row, partial(_body, run))
 
     def extend(self, owner: str, fact_ids: Iterable[int], until: float) -> None:
         """Prolong leases."""
@@ -464,7 +434,7 @@ class SqlStore(ABC):
     def facts(
         self, *, kinds: Iterable[Kind | None] | None = None, after: int = 0, state: State | None = None
     ) -> Iterator[Fact[Notification]]:
-        """Yield the facts with a higher ID than `after`, in the order of arrival.
+        """Yield the facts with a higher ID than `after`, in the order of arrival; a damaged one raises.
 
         It reads in pages over a separate connection, so that writers do not wait.
         """
@@ -479,9 +449,8 @@ class SqlStore(ABC):
         with self.reading("cannot be read") as run:
             while True:
                 rows = run(query, values).fetchall()
-                with self.as_written():
-                    facts = [fact_of(row, partial(_body, run)) for row in rows]
-                yield from facts
+                for row in rows:
+                    yield self._fact(run, row)
                 if len(rows) < _PAGE:
                     return
                 values[0] = rows[-1][0]

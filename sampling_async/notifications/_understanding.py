@@ -229,7 +229,10 @@ def _completion(named: FieldReader) -> Completion:
     named.optional(_RECONCILIATION, _text_of_id)  # so that the anomaly names it if it cannot be read
     if named.reconciliation_id is None and named.reconciled_at is not None:
         named.note("reconciliationdatetime is there without an ID: it counts as a completion")
-    return Completion(**_of_survey(named), revenue=named.needed("revenue", _hundredths))
+    completion = Completion(**_of_survey(named), revenue=named.needed("revenue", _hundredths))
+    if completion.revenue < 0:
+        named.note("the revenue is below 0, and nothing says that it is a reconciliation")
+    return completion
 
 
 def _terminate(named: FieldReader) -> Terminate:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+from contextlib import closing
 from datetime import UTC, datetime
 from unittest.mock import Mock
 
@@ -410,6 +412,23 @@ async def test_a_store_that_cannot_be_read_is_tried_again(tmp_path, monkeypatch,
             await post(inbox, "survey_closed", CLOSED | {"SurveyID": 100, "WaveId": None, "DateTime": None})
             await until(lambda: open_in(live) == [2])
     assert "tried again: locked" in caplog.text
+
+
+async def test_a_damaged_closing_is_left_out_and_a_poll_decides(tmp_path, caplog):
+    clock, service = HandClock(), FakeService(inventory(1, 2, 3))
+    async with watch_of(service, clock) as watch, LiveIndex(watch) as live, inbox_at(tmp_path, clock) as inbox:
+        await live.ready()
+        await clock.advance(30)
+        for quota_id in (1, 2):
+            await post(inbox, "quota_status", status(clock, quota_id, is_live=False))
+        with closing(sqlite3.connect(inbox.store.path)) as database, database:
+            database.execute("UPDATE facts SET fields = '[' WHERE id = 1")
+        service.inventory = inventory(3)
+        async with live.follow(inbox) as followed:
+            await until(lambda: followed.after == 2)
+            await until(lambda: open_in(live) == [3])
+    assert "it is in fact 1" in caplog.text
+    assert service.polls == 2
 
 
 @pytest.mark.parametrize("zone", ["", "Z", "+00:00"])

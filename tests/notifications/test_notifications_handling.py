@@ -434,6 +434,12 @@ async def test_what_was_put_off_while_the_clock_was_ahead_is_handled_again(tmp_p
     assert seen == [1, 2]
 
 
+@pytest.mark.parametrize("name", ["first_wait", "longest_wait", "lease"])
+def test_what_is_added_to_a_time_has_an_end(name):
+    with pytest.raises(InvalidRequestError, match=f"HandlerPolicy.{name} must be finite, not inf"):
+        HandlerPolicy(**{name: float("inf")})
+
+
 async def test_a_handler_is_notified_that_its_terminate_was_overruled(tmp_path):
     inbox, seen = with_fallback(new_inbox(tmp_path)), []
     inbox.on(Completion)(lambda fact: seen.append("completion"))

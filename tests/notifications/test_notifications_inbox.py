@@ -548,6 +548,8 @@ async def test_each_kind_has_its_secret(path):
         ({"basic": [("operator", "")]}, "at least 16 characters"),
         ({"networks": ["198.51.100.7/24"]}, "no network such as"),
         ({"trusted_proxies": ["localhost"]}, "no network such as"),
+        ({"networks": [b"10.0"]}, "must be a text such as"),
+        ({"networks": [167_772_160]}, "must be a text such as"),
         ({"shared_secrets": [""]}, "not empty"),
         ({"require_signature": True}, "needs shared_secrets"),
     ],

@@ -129,6 +129,44 @@ async def test_what_is_corrected_and_taken_back_twice_leaves_nothing(path, ledge
     ]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+async def test_what_is_taken_back_whole_and_in_part_leaves_nothing(path, ledger, order):
+    await ledger.invited([invited("m-1")])
+    whole = ("completion", {**TAKEN_BACK, "Revenue": None})
+    part = ("completion", {**TAKEN_BACK, "ReconciliationID": 2, "Revenue": 100})
+    found = await rows_after(path, ledger, ("completion", COMPLETION), *[whole, part][::order])
+    assert [revenue for _, revenue in found] == [Decimal("1.5"), Decimal(-1), Decimal("-0.5")]
+
+
+@pytest.mark.parametrize(("amount", "left"), [(None, "0"), (100, "0.5")])
+@pytest.mark.parametrize("is_terminated_first", [True, False])
+async def test_a_reconciliation_may_name_the_survey_of_the_invite(
+    path, ledger, amount, left, is_terminated_first
+):
+    await ledger.invited([invited("m-1")])
+    routed = {"SurveyId": 9, "WaveId": 3, "OriginalSurveyID": 2401}
+    hits = [("completion", {**COMPLETION, **routed}), ("completion", {**TAKEN_BACK, "Revenue": amount})]
+    if is_terminated_first:
+        hits = [("terminate", TERMINATE), *hits]
+    found = await rows_after(path, ledger, *hits)
+    assert sum(revenue for _, revenue in found) == Decimal(left)
+
+
+async def test_a_second_reconciliation_of_a_survey_takes_nothing_from_another(path, ledger):
+    await ledger.invited([invited("m-1")])
+    routed = {"SurveyId": 9, "WaveId": 3, "OriginalSurveyID": 2401}
+    taken = {**TAKEN_BACK, "Revenue": None}
+    found = await rows_after(
+        path,
+        ledger,
+        ("completion", COMPLETION),
+        ("completion", {**COMPLETION, **routed, "Revenue": 80}),
+        ("completion", taken),
+        ("completion", {**taken, "ReconciliationID": 2}),
+    )
+    assert sum(revenue for _, revenue in found) == Decimal("0.8")
+
+
 async def test_an_invite_whose_completion_is_not_known_is_not_open_when_it_is_taken_back(path, ledger):
     await ledger.invited([invited("m-1")])
     assert await rows_after(path, ledger, ("invite", TAKEN_BACK)) == [

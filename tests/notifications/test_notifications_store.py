@@ -14,10 +14,23 @@ from decimal import Decimal
 from functools import partial
 
 import pytest
-from store_kit import CLOSED, COMPLETION, MEMBER, PEER, TERMINATE, encoded, entries_of, received, status
+from store_kit import (
+    CLOSED,
+    COMPLETION,
+    MEMBER,
+    PEER,
+    SECRET,
+    TERMINATE,
+    encoded,
+    entries_of,
+    post,
+    received,
+    status,
+)
 
 from sampling_async import InvalidRequestError
 from sampling_async.notifications import (
+    Inbox,
     Kind,
     OutcomeLedger,
     PossibleInvite,
@@ -108,6 +121,20 @@ def test_another_revenue_is_a_correction_linked_to_the_first(store):
     assert [fact.notification.revenue for fact in facts(store)] == [Decimal("1.5"), Decimal("0.75"), Decimal(0)]
 
 
+def test_a_revenue_can_be_corrected_back(store):
+    def at(hour, revenue):
+        fields = {**COMPLETION, "DateTime": f"2026-11-22 {hour}:00:00", "Revenue": revenue}
+        return put(store, "completion", fields)
+
+    said = [at(hour, revenue) for hour, revenue in ((10, 100), (11, 200), (12, 100), (13, 200))]
+    assert said == [["new"]] * 4
+    repeated = [at(hour, revenue) for hour, revenue in ((13, 200), (12, 100), (10, 100), (11, 200))]
+    assert {verdict for (verdict,) in repeated} <= {"repeated", "differs"}
+    first, *corrections = facts(store)
+    assert [fact.corrects for fact in corrections] == [first.id] * 3
+    assert len({fact.key for fact in facts(store)}) == 4
+
+
 def test_a_late_terminate_does_not_replace_a_completion(store):
     put(store, "completion", COMPLETION)
     assert put(store, "terminate", TERMINATE) == ["overruled"]
@@ -189,6 +216,35 @@ def test_a_quota_closes_without_a_time_but_does_not_open(store):
     later = {"UpdateDateTimeUTC": "2026-11-22T10:02:00Z"}
     assert put(store, "quota_status", status(1, is_live=True) | later, at=DAY + 90) == ["new"]
     assert facts(store)[1].validity is Validity.STALE
+
+
+def test_a_closing_without_a_time_counts_again_after_an_opening(store):
+    closing = status(1, is_live=False) | {"UpdateDateTimeUTC": None}
+    said = []
+    for second in (10, 20):
+        opening = status(second + 3, is_live=True)
+        for fields, late in ((closing, 1), (closing, 2), (opening, 3), (closing, 4), (closing, 5)):
+            said += put(store, "quota_status", fields, at=DAY - 60 + second + late + 0.5)
+    again = ["new", "new", "repeated"]
+    assert said == ["new", "repeated", *again, "repeated", "repeated", *again]
+    assert [fact.notification.is_live for fact in facts(store) if fact.validity == "stands"] == [False]
+    assert len({fact.key for fact in facts(store)}) == 5
+
+
+@pytest.mark.parametrize("kind", ["quota_status", "survey_closed"])
+def test_a_text_in_place_of_a_time_is_another_closing_on_another_day(store, kind):
+    fields = {**CLOSED, "DateTime": "N/A"} if kind == "survey_closed" else status(1, is_live=False)
+    fields = {name: "N/A" if "Date" in name else value for name, value in fields.items()}
+    days = (DAY, DAY + 60, DAY + 86_400)
+    assert [put(store, kind, fields, at=at) for at in days] == [["new"], ["repeated"], ["new"]]
+
+
+def test_what_came_while_the_clock_was_ahead_does_not_silence_a_quota(store):
+    closing = status(1, is_live=False) | {"UpdateDateTimeUTC": None}
+    assert put(store, "quota_status", closing, at=DAY + 10 * MONTH) == ["new"]
+    assert put(store, "quota_status", status(5, is_live=True), at=DAY) == ["new"]
+    assert put(store, "quota_status", status(9, is_live=False), at=DAY) == ["new"]
+    assert put(store, "quota_status", status(7, is_live=True), at=DAY) == ["stale"]
 
 
 MONTH = 30 * 86_400.0
@@ -931,8 +987,35 @@ def test_a_value_that_no_inbox_writes_is_a_damaged_store(sqlite_store, table, co
     with pytest.raises(StoreError) as caught:
         READINGS[reading](sqlite_store)
     said = f"the store {sqlite_store.path} is damaged: it holds a value that no inbox writes; use a backup"
-    assert str(caught.value) == said
+    where = "; it is in fact 1, and after=1 reads on behind it" if reading == "facts" else ""
+    assert str(caught.value) == said + where
     assert caught.value.permanent
+
+
+@pytest.mark.parametrize(("column", "value"), [("fields", "{"), ("at", "noon"), ("posted_as", "")])
+def test_a_damaged_fact_is_dead_and_keeps_no_others_waiting(sqlite_store, caplog, column, value):
+    for number in range(3):
+        put(sqlite_store, "completion", {**COMPLETION, "UniqueCode": f"m-{number}"})
+    with sqlite_store.transaction():
+        sqlite_store.run(f"UPDATE facts SET {column} = ? WHERE id = 2", (value,))
+    assert [fact.id for fact in claim(sqlite_store)] == [1, 3]
+    assert "fact 2" in caplog.text
+    assert claim(sqlite_store, now=100.0, owner="other", kinds=[Kind.COMPLETION])[0].id == 1
+    rows = sqlite_store._open.execute("SELECT id, state FROM facts WHERE error LIKE '%is damaged%'").fetchall()
+    assert rows == [(2, "dead")]
+
+
+async def test_what_stands_before_and_behind_a_damaged_fact_can_be_read(tmp_path):
+    async with Inbox(tmp_path / "n.db", secrets=SECRET) as inbox:
+        for number in range(4):
+            await post(inbox, "completion", {**COMPLETION, "UniqueCode": f"m-{number}"})
+        run_once(store_of(tmp_path / "n.db"), lambda store: store.run("UPDATE facts SET at = 'x' WHERE id = 3"))
+        found, stream = [], inbox.facts()
+        with pytest.raises(StoreError, match="it is in fact 3, and after=3 reads on behind it"):
+            async for fact in stream:
+                found.append(fact.id)
+        assert found == [1, 2]
+        assert [fact.id async for fact in inbox.facts(after=3)] == [4]
 
 
 def test_damaged_rows_are_left_out_of_the_histories_of_all_members(sqlite_store):

@@ -193,6 +193,12 @@ def test_a_time_that_cannot_be_read_is_an_anomaly(moment):
     assert anomaly_of("completion", COMPLETION) is None
 
 
+def test_a_revenue_below_0_is_an_anomaly():
+    below = {**COMPLETION, "Revenue": -100}
+    assert read("completion", below).revenue == Decimal(-1)
+    assert anomaly_of("completion", below).startswith("the revenue is below 0")
+
+
 def anomaly_of(kind, fields):
     named = FieldReader(fields)
     parse(Kind(kind), named)

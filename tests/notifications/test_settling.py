@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_kit import COMPLETION, MEMBER, SECRET, TERMINATE, post
 
-from sampling_async import Invite, InviteOutcome, InviteRequest, Journal
+from sampling_async import InvalidRequestError, Invite, InviteOutcome, InviteRequest, Journal
 from sampling_async.notifications import Inbox, Kind, OutcomeLedger, PossibleInvite, possible_invites
 from sampling_async.notifications._settling import RecordedInvite, record
 from sampling_async.notifications._stores import run_once, store_of
@@ -33,6 +33,19 @@ def pair(quota_id=1100, *, survey_id=2401, wave_id=77, is_unknown=True, member_c
 @pytest.fixture
 def path(new_address):
     return new_address()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (PossibleInvite(b"m-1", 1100, 2401, 77, SINCE), "a member code must be a str"),
+        (PossibleInvite("m-1", 1100, 2401, 77, "noon"), "unknown_since must be seconds since 1970"),
+        (("m-1", 1100), "each pair must be a PossibleInvite"),
+    ],
+)
+async def test_a_wrong_argument_is_no_damage(path, wrong, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        await settled(path, [wrong])
 
 
 async def settled(path, pairs, *posts, now=NOW):
