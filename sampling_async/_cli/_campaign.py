@@ -15,7 +15,7 @@ from sampling_async._cli._commands import CommandGroup, Group
 from sampling_async._cli._connection import ServiceOptions, loaded
 from sampling_async._cli._files import LABELS_HELP, RATES_HELP
 from sampling_async._cli._match import MatchOptions
-from sampling_async._cli._options import argument, beyond, given, names_in, option
+from sampling_async._cli._options import SHOWN, argument, beyond, given, names_in, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,6 @@ _limit: Final = partial(given, panel="Limits, heeded by a run within a second")
 # As in `sampling_async.campaign`, which loads slowly.
 InviteFormat: TypeAlias = Literal["parquet", "jsonl", "csv"]
 NONE: Final = "none"  # the value that takes a limit away
-_SHOWN: Final = 40
 
 
 @frozen(kw_only=True)
@@ -71,9 +70,9 @@ def _parsed(name: str, text: str, option: str) -> Any:
         value = parse(text if text.isascii() and "_" not in text else "")  # Python would take 1_5 for 15
     except ValueError:
         kind = "a whole number" if parse is int else "a number"
-        raise InvalidRequestError(f"{option} must be {kind} or {NONE}, not {text[:_SHOWN]!r}") from None
+        raise InvalidRequestError(f"{option} must be {kind} or {NONE}, not {text[:SHOWN]!r}") from None
     if wrong := beyond(value, is_count=True):
-        raise InvalidRequestError(f"{option} {text[:_SHOWN]} {wrong}; {NONE} takes it away")
+        raise InvalidRequestError(f"{option} {text[:SHOWN]} {wrong}; {NONE} takes it away")
     return value
 
 

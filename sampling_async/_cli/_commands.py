@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from sampling_async import __version__
 from sampling_async._cli._connection import CONNECTION, KEY_VARIABLE, ended_by_failure
-from sampling_async._cli._options import beyond, flag, takes
+from sampling_async._cli._options import SHOWN, beyond, flag, takes
 from sampling_async._cli._signals import release_signals
 from sampling_async._cli._tally import EXIT_CODES
 
@@ -208,11 +208,19 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, and refuse numbers that no option or argument can mean."""
+        written, *_ = self.make_parser(ctx).parse_args(list(args))
         rest = super().parse_args(ctx, args)
         params: list[Any] = list(self.params)
         for each in params:
             given = ctx.params.get(each.name)
-            for value in given if isinstance(given, list | tuple) else (given,):
+            values = given if isinstance(given, list | tuple) else (given,)
+            text = str(written.get(each.name))
+            # Python would take 1_5 for 15.
+            if any(type(value) in {int, float} for value in values) and not (
+                text.isascii() and "_" not in text
+            ):
+                raise typer.BadParameter(f"{text[:SHOWN]!r} is not a plain number", ctx=ctx, param=each)
+            for value in values:
                 # An ID and a seed may be as large as the service and the generators take them.
                 is_count = each.metavar == "N" and each.name != "seed"
                 if each.name in _ENDLESS and value is not None and value > 1:

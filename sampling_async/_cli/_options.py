@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _OPTION: Final = "option"
+SHOWN: Final = 40
+"""The most characters of a wrong value that an error shows."""
 _MOST: Final = 10**9  # of seconds, the sleeps and waits of some systems take hardly more
 
 

@@ -458,6 +458,7 @@ class Campaign:
         Raises:
             InvalidRequestError: There is no such partition or format, a file cannot be written, or the folder
                 holds files in their place that are not of this campaign.
+            OSError: The disk is full, or fails.
             LedgerError: The ledger cannot be read, or has no plan.
             StoreError: The outcomes cannot be read.
             ImportError: Jinja2 is missing, of the extra `panel`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import shutil
@@ -55,6 +56,8 @@ _BY: Final = {
 _OTHER_NAMES: Final = ("pairs.parquet", "summary.json", "report.html")
 _INVITE_NAMES: Final = frozenset({"invites", "invites.parquet", "invites.jsonl", "invites.csv"})
 _NAMES: Final = _INVITE_NAMES.union(_OTHER_NAMES)
+# Of a disk, and not the fault of an argument.
+_OF_DISKS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _UNFINISHED: Final = ".campaign-"  # how the name of a folder begins whose files are not complete yet
 
 
@@ -137,6 +140,9 @@ def write_files(
                 with suppress(FileNotFoundError):
                     (folder / stale).rename(new / f"{stale}-before")
     except OSError as exc:
+        if exc.errno in _OF_DISKS:
+            exc.filename = exc.filename or os.fspath(folder)
+            raise
         raise InvalidRequestError(f"{exc.filename or folder}: {exc.strerror or exc}") from None
     return summary
 

@@ -110,6 +110,23 @@ async def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(si
             await other.write(tmp_path / "ours")
 
 
+async def test_a_disk_that_takes_no_more_is_no_fault_of_an_argument(sim, tmp_path):
+    resource = pytest.importorskip("resource")
+    out = tmp_path / "out"
+    async with planned_campaign(sim, tmp_path) as campaign:
+        await all_of(campaign.run())
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+        try:
+            with pytest.raises(OSError, match="too large") as caught:
+                await campaign.write(out)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not isinstance(caught.value, InvalidRequestError)
+        assert list(out.iterdir()) == []
+        await campaign.write(out)
+
+
 async def test_wrong_partitions_are_refused_before_anything_is_read(sim, tmp_path):
     async with sim.client() as client:
         campaign = Campaign(client, ledger=tmp_path / "none")

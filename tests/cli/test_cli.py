@@ -277,6 +277,14 @@ def test_an_invalid_quota_id_is_reported(sim, wrong):
     assert "not a quota ID" in result.stderr
 
 
+@pytest.mark.parametrize("wrong", ["1_0", "1_0.5", "\N{ARABIC-INDIC DIGIT FIVE}"])
+@pytest.mark.parametrize("asked", [("demo", "--members="), ("outcomes", "--store", "x", "--overdue=")])
+def test_a_number_that_only_python_reads_is_refused(wrong, asked):
+    result = run(*asked[:-1], asked[-1] + wrong)
+    assert result.exit_code == 2
+    assert "Invalid value" in result.stderr
+
+
 def test_a_bad_id_in_a_stream_does_not_lose_the_ids_before_it(sim):
     asked = quota_ids(sim, 7)
     result = run("bulk-invite", member(sim), stdin=" ".join(map(str, asked)) + " oops 12")
