@@ -36,11 +36,12 @@ from sampling_async.notifications import (
     kept_secrets,
     rotate_secrets,
 )
+from sampling_async.notifications._facts import DamagedStoreError
 from sampling_async.notifications._stores import run_once
 from sampling_async.simulator._transport import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable, Iterator
 
     from sampling_async import PartnerSettings
     from sampling_async.notifications import Fact
@@ -158,14 +159,13 @@ def show_facts(
     everything: bool = flag("Quota statuses that a newer one has replaced, too.", "--all"),
 ) -> None:
     """Show what was received: each fact once, however often it came."""
-    facts = existing_store(store).facts(kinds=kind or None)
-    _show(fact for fact in facts if everything or fact.validity is not Validity.STALE)
+    _show(store, leave_out=None if everything else Validity.STALE, kinds=kind or None)
 
 
 @app.takes(json=JSON, csv=True)
 def dead(*, store: str = STORE) -> None:
     """Show the dead facts: their handler has given up. `replay` makes them pending again."""
-    _show(existing_store(store).facts(state=State.DEAD))
+    _show(store, state=State.DEAD)
 
 
 @app.takes()
@@ -173,9 +173,9 @@ def tail(*, store: str = STORE, kind: list[Kind] | None = KINDS) -> None:
     """Print facts as they come, a line of JSON each, until Ctrl-C."""
 
     async def follow() -> None:
-        last = existing_store(store).last_id()
+        last, damaged = existing_store(store).last_id(), list[int]()
         while True:
-            for fact in existing_store(store).facts(kinds=kind or None, after=last):
+            for fact in _readable(store, damaged, after=max([last, *damaged[-1:]]), kinds=kind or None):
                 last = fact.id
                 show.emit_json(_fact_json(fact))
             await asyncio.sleep(_POLL_SECONDS)
@@ -265,11 +265,34 @@ def _verdict(found: PartnerSettings | None, kind: Kind, url: str) -> str | None:
     return "same" if comparable(value) == comparable(url) else "another URL"
 
 
-def _show(facts: Iterable[Fact[Any]]) -> None:
+def _readable(store: str, damaged: list[int], *, after: int = 0, **only: Any) -> Iterator[Fact[Any]]:
+    """Yield facts of a store. A line on stderr names one that is damaged, and `damaged` gets its ID."""
+    while True:
+        try:
+            for fact in existing_store(store).facts(after=after, **only):
+                after = fact.id
+                yield fact
+        except DamagedStoreError as exc:
+            if exc.fact_id is None:
+                raise
+            damaged.append(after := exc.fact_id)
+            typer.echo(f"fact {after} is damaged and left out; use a backup of {store}", err=True)
+        else:
+            return
+
+
+def _show(store: str, *, leave_out: Validity | None = None, **only: Any) -> None:
+    damaged: list[int] = []
+    facts = (fact for fact in _readable(store, damaged, **only) if fact.validity is not leave_out)
     if show.as_lines():
         for fact in facts:
             show.emit_json(_fact_json(fact))
-        return
+    else:
+        _show_table(facts)
+    raise typer.Exit(INCOMPLETE if damaged else DONE)
+
+
+def _show_table(facts: Iterable[Fact[Any]]) -> None:
     screen = show.screen()
     count, shown = 0, deque[Any](maxlen=_MOST_ROWS)  # a store may have millions
     for fact in facts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import select
 import signal
+import sqlite3
+from contextlib import closing
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -151,6 +153,15 @@ def test_show_selects_kinds_and_leaves_out_what_was_replaced(store):
     assert shown(store)[0]["Fields"]["IsLive"] is False
     assert shown(store)[2]["Standing"] == "overruled"
     assert [fact["FactID"] for fact in shown(store, "--kind", "completion", "--kind", "invite")] == [3, 5]
+
+
+def test_a_damaged_fact_is_named_and_the_others_are_shown(store):
+    put(store, *[("completion", {**COMPLETION, "UniqueCode": f"m-{number}"}) for number in range(3)])
+    with closing(sqlite3.connect(store)) as database, database:
+        database.execute("UPDATE facts SET fields = '{' WHERE id = 2")
+    result = run("notifications", "show", "--store", store)
+    assert [json.loads(line)["FactID"] for line in result.stdout.splitlines()] == [1, 3]
+    assert (result.exit_code, "fact 2 is damaged and left out" in result.stderr) == (1, True)
 
 
 def test_show_on_a_terminal_is_a_table_of_the_last_facts(store, monkeypatch):
