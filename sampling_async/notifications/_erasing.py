@@ -40,7 +40,8 @@ class ErasedMember:
         invites: Invites in the ledger of outcomes that no longer name the member.
         links: Links of the router that were deleted.
         receipts: Receipts that were deleted.
-        unclear: The IDs of facts that were not understood and may name the member. They are left as they were.
+        unclear: The IDs of facts that were not understood, or are damaged, and may name the member. They are
+            left as they were.
     """
 
     facts: int
@@ -79,17 +80,20 @@ def erase_member(store: AnyStore, member_code: Text) -> ErasedMember:
 
 def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMember:
     nobody = stand_in(member_code)
-    facts, states, moved = 0, list[str](), dict[str, str]()
+    facts, states, moved, damaged = 0, list[str](), dict[str, str](), list[int]()
     # The correction of a terminate has no member of its own, and stands after the terminate.
     query = (
         "SELECT id, kind, key, identity, survey, wave, fields, state FROM facts"
         " WHERE member = ? OR member IS NULL AND kind IN ('invite', 'terminate') ORDER BY id"
     )
-    for number, kind, before, identity, survey, wave, fields, state in store.execute(
+    for number, kind, before, identity, survey, wave, text, state in store.execute(
         query, (member_text(member_code),)
     ):
+        fields = _read(text)
         if kind == "invite":
-            if not _names(json.loads(fields), member_code):
+            if fields is None:
+                damaged.append(number)
+            if not _names(fields, member_code):
                 continue
             key = json.dumps(["invite", token_hex(8)])
         elif survey is None:
@@ -106,7 +110,7 @@ def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMem
                 key,
                 moved_identity(identity, key),
                 member_text(nobody),
-                without_code(fields, member_code, nobody),
+                "{}" if fields is None else without_code(text, member_code, nobody),
                 number,
             ),
         )
@@ -115,9 +119,23 @@ def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMem
     if moved:
         values = (member_text(nobody),)
         store.run("INSERT INTO erased (member) VALUES (?) ON CONFLICT (member) DO NOTHING", values)
-    invites = store.execute(
-        "SELECT key, survey, wave FROM invites WHERE member = ?", (member_text(member_code),)
+    invites = _erase_invites(store, member_code, nobody)
+    links = store.run("DELETE FROM links WHERE member = ?", (member_text(member_code),)).rowcount
+    for number in receipts:
+        store.run("DELETE FROM receipts WHERE id = ?", (number,))
+    return ErasedMember(
+        facts=facts,
+        unhandled=sum(state in ("pending", "dead") for state in states),
+        invites=invites,
+        links=links,
+        receipts=len(receipts),
+        unclear=tuple(sorted([*damaged, *_unclear(store, member_code)])),
     )
+
+
+def _erase_invites(store: SqlStore, member_code: str, nobody: str) -> int:
+    query = "SELECT key, survey, wave FROM invites WHERE member = ?"
+    invites = store.execute(query, (member_text(member_code),))
     for before, survey, wave in invites:
         key = member_key(survey, wave, nobody)
         # Recorded again after an earlier erasing.
@@ -126,17 +144,7 @@ def _erased(store: SqlStore, member_code: str, receipts: list[int]) -> ErasedMem
         else:
             change = "UPDATE invites SET key = ?, member = ? WHERE key = ?"
             store.run(change, (key, member_text(nobody), before))
-    links = store.run("DELETE FROM links WHERE member = ?", (member_text(member_code),)).rowcount
-    for number in receipts:
-        store.run("DELETE FROM receipts WHERE id = ?", (number,))
-    return ErasedMember(
-        facts=facts,
-        unhandled=sum(state in ("pending", "dead") for state in states),
-        invites=len(invites),
-        links=links,
-        receipts=len(receipts),
-        unclear=tuple(_unclear(store, member_code)),
-    )
+    return len(invites)
 
 
 def _unclear(store: SqlStore, member_code: str) -> Iterator[int]:
@@ -145,10 +153,18 @@ def _unclear(store: SqlStore, member_code: str) -> Iterator[int]:
         "SELECT f.id, f.fields, r.body, r.query FROM facts AS f LEFT JOIN receipts AS r ON r.id = f.receipt"
         " WHERE f.kind = '' ORDER BY f.id"
     )
-    for number, fields, body, sent in store.execute(query):
-        text = bytes(body or b"").decode("utf-8", "replace")
-        if named.search(text) or named.search(str(sent)) or _names(json.loads(fields), member_code):
+    for number, text, body, sent in store.execute(query):
+        whole, fields = bytes(body or b"").decode("utf-8", "replace"), _read(text)
+        if fields is None or named.search(whole) or named.search(str(sent)) or _names(fields, member_code):
             yield number
+
+
+def _read(fields: str) -> Any:
+    """Return the fields of a fact; None if they are damaged, which must not keep others from being erased."""
+    try:
+        return json.loads(fields)
+    except (ValueError, TypeError):
+        return None
 
 
 def _receipts_of(store: SqlStore, run: Callable[..., Any], member_code: str, last: int) -> Iterator[int]:

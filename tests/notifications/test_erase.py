@@ -185,6 +185,18 @@ async def test_what_was_not_understood_is_named_and_left(address):
     assert (first.notification.body, second.notification.body) == (f"?{CODE}?".encode(), f"?{CODE}s?".encode())
 
 
+def test_damaged_fields_of_others_do_not_keep_a_member(address):
+    with opened(address) as store:
+        # The invite of the other member, and a completion of the one to erase.
+        of_other = "SELECT max(id) FROM facts WHERE kind = 'invite'"
+        ((damaged,),) = store.execute(of_other)
+        store.execute("UPDATE facts SET fields = '{' WHERE id = ?", (damaged,))
+        store.execute("UPDATE facts SET fields = ? WHERE id = 1", (f'{{"UniqueCode": "{CODE}',))
+    erased = erase_member(address, CODE)
+    assert (erased.facts, erased.unclear) == (4, (damaged,))
+    assert CODE not in everything_in(address)
+
+
 @pytest.mark.parametrize("code", [5, None, b"m-1", ""])
 def test_a_member_code_that_is_no_text_is_refused(address, code):
     with pytest.raises(InvalidRequestError, match=r"^a member code must be a str"):
