@@ -117,28 +117,27 @@ def _says_wave(fields: str) -> bool:
     return FieldReader(json.loads(fields)).has_wave
 
 
-def as_said_again(run: Callable[..., Any], entry: Entry) -> Entry:
-    """Return a new entry; as another event, if what it says was said before, and something else since.
+def said_again(run: Callable[..., Any], entry: Entry) -> Entry | None:
+    """Return an entry whose event is known as another event, if something else was said since; else None.
 
     These are a closing without its time after an opening, and a completion with an earlier revenue whose time
     is after that of the last one: the revenue was corrected back.
     """
-    end = entry.end
+    end, since = entry.end, None
     if entry.undated and entry.rank is not None:
-        # Only openings have an even rank.
-        last = "SELECT max(rank) FROM facts WHERE key = ? AND rank = 2 * (rank / 2)"
-        (opened,) = run(last, (entry.key,)).fetchone()
-        return entry if opened is None else _said_again(entry, opened)
-    if entry.kind is Kind.COMPLETION and end is not None and end.at is not None:
+        (since,) = run(
+            # Only openings have an even rank.
+            "SELECT max(rank) FROM facts WHERE key = ? AND rank = 2 * (rank / 2)"
+            " AND rank > (SELECT rank FROM facts WHERE identity = ?)",
+            (entry.key, entry.identity),
+        ).fetchone()
+    elif entry.kind is Kind.COMPLETION and end is not None and end.at is not None:
         last = "SELECT amount, ended FROM facts WHERE key = ? AND kind = ? ORDER BY id DESC LIMIT 1"
-        for amount, ended in run(last, (entry.key, entry.kind)).fetchall():
-            is_other = amount != end.hundredths and ended is not None and end.at > ended
-            if is_other and run("SELECT 1 FROM facts WHERE identity = ?", (entry.identity,)).fetchone():
-                return _said_again(entry, end.at)
-    return entry
-
-
-def _said_again(entry: Entry, since: float) -> Entry:
+        amount, ended = run(last, (entry.key, entry.kind)).fetchone()
+        if amount != end.hundredths and ended is not None and end.at > ended:
+            since = end.at
+    if since is None:
+        return None
     identity = said_again_at(entry.identity, since)
     return evolve(entry, identity=identity, fact_key=fact_key(entry.fact_key, since))
 

@@ -16,7 +16,7 @@ from sampling_async._contract.records import INT64_MAX
 from sampling_async._journal.database import as_written
 from sampling_async.notifications._entries import member_text, stand_in
 from sampling_async.notifications._facts import Backlog, DamagedStoreError, State
-from sampling_async.notifications._joining import about_stand_in, as_said_again, in_its_wave, placed
+from sampling_async.notifications._joining import about_stand_in, in_its_wave, placed, said_again
 from sampling_async.notifications._records import Kind
 from sampling_async.notifications._tables import (
     CLAIM,
@@ -223,7 +223,7 @@ class SqlStore(ABC):
         """Enter an entry that may have to do with facts that are stored."""
         place = about_stand_in if entry.member_code in erased else in_its_wave
         with self.as_written():
-            return self._enter(receipt, at, as_said_again(self.run, place(self.run, entry)))
+            return self._enter(receipt, at, place(self.run, entry))
 
     def _known(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that there are facts of."""
@@ -255,9 +255,11 @@ class SqlStore(ABC):
         return count
 
     def _enter(self, receipt: int, at: float, entry: Entry) -> str:
-        row = fact_row(receipt, at, entry)
-        insert = f"{insertion(self._INSERT, FACTS, len(row))} ON CONFLICT (identity) DO NOTHING RETURNING id"
-        for (number,) in self.run(insert, row).fetchall():
+        number = self._entered(receipt, at, entry)
+        if number is None and (again := said_again(self.run, entry)) is not None:
+            entry = again
+            number = self._entered(receipt, at, entry)
+        if number is not None:
             return placed(self.run, number, entry, receipt, at)
         ((content,),) = self.run(
             "UPDATE facts SET receipts = receipts + 1,"
@@ -268,6 +270,13 @@ class SqlStore(ABC):
             (entry.content, int(entry.verified), entry.identity),
         ).fetchall()
         return "repeated" if content in {entry.content, ""} else "differs"
+
+    def _entered(self, receipt: int, at: float, entry: Entry) -> int | None:
+        """Insert a fact and return its number; None if its event is known."""
+        row = fact_row(receipt, at, entry)
+        insert = f"{insertion(self._INSERT, FACTS, len(row))} ON CONFLICT (identity) DO NOTHING RETURNING id"
+        found = self.run(insert, row).fetchall()
+        return found[0][0] if found else None
 
     def prune(self, before: datetime) -> int:
         """Delete the receipts of hits before a time, and return how many.
