@@ -210,15 +210,14 @@ class Command(TyperCommand):
         """Parse the arguments, and refuse numbers that no option or argument can mean."""
         written, *_ = self.make_parser(ctx).parse_args(list(args))
         rest = super().parse_args(ctx, args)
-        params: list[Any] = list(self.params)
+        # A shell that asks how the line may go on gets no errors.
+        params: list[Any] = [] if ctx.resilient_parsing else list(self.params)
         for each in params:
             given = ctx.params.get(each.name)
             values = given if isinstance(given, list | tuple) else (given,)
             text = str(written.get(each.name))
-            # Python would take 1_5 for 15.
-            if any(type(value) in {int, float} for value in values) and not (
-                text.isascii() and "_" not in text
-            ):
+            is_plain = text.isascii() and "_" not in text  # Python would take 1_5 for 15
+            if not is_plain and any(type(value) in {int, float} for value in values):
                 raise typer.BadParameter(f"{text[:SHOWN]!r} is not a plain number", ctx=ctx, param=each)
             for value in values:
                 # An ID and a seed may be as large as the service and the generators take them.

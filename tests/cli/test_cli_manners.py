@@ -194,6 +194,13 @@ def test_words_are_completed(shell):
     assert "replay" not in found
 
 
+@pytest.mark.parametrize("number", ["1_0", "9" * 20])
+def test_a_line_with_a_wrong_number_is_completed_too(number):
+    words = f"sampling-async match --top {number} --req"
+    found = completed(_SAMPLING_ASYNC_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD="4")
+    assert "--requests" in found
+
+
 def test_for_fish_each_option_is_one_line_with_its_help():
     lines = completed(
         _SAMPLING_ASYNC_COMPLETE="complete_fish",
