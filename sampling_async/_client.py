@@ -29,6 +29,7 @@ from sampling_async._calls.reports import Hooks
 from sampling_async._calls.retry import RetryBudget, RetryPolicy
 from sampling_async._contract.checks import (
     number_above_0,
+    require_flags,
     require_functions,
     require_instance,
     shown,
@@ -640,11 +641,12 @@ class SamplingClient:
         from sampling_async._watch.watch import QuotaWatch  # noqa: PLC0415
 
         file = None
+        require_flags(include_routables=include_routables, strict=strict)
         number_above_0(cache_max_age, "cache_max_age", "seconds")
         if cache is not None:
             if not isinstance(cache, str | os.PathLike) or not str(cache):
                 raise InvalidRequestError(f"cache must be the path of a file, not {cache!r:.40}")
-            owner = f"{self._base_url} {self._panel_guid} {bool(include_routables)}"
+            owner = f"{self._base_url} {self._panel_guid} {include_routables}"
             file = CacheFile(cache, owner, cache_max_age)
         return QuotaWatch(
             partial(self.get_quotas, include_routables=include_routables, strict=strict),
@@ -811,8 +813,6 @@ class SamplingClient:
         recorder = None if journal is None else _recorder_of(journal)
         replay = recorder if isinstance(recorder, Replay) else None
         asked = asked_pairs(repeats, has_journal=recorder is not None)
-        if recorder is not None:
-            recorder.claim(str(self._base_url), self._panel_guid)
         options = self._options(chunk_size, goal, deadline, weight)
         inviter = self._inviter(recorder, replay, asked)
         source = FanOutSource(
@@ -841,7 +841,8 @@ class SamplingClient:
         replay: Replay | None = None,
         asked: RequestedPairs | None = None,
     ) -> Inviter:
-        return Inviter(self._caller, self._panel_guid, recorder, replay, asked)
+        base_url = str(self._base_url)
+        return Inviter(self._caller, self._panel_guid, recorder, replay, asked, base_url=base_url)
 
     def _stream(
         self, inviter: Inviter, source: ChunkSource, options: BulkOptions, total: int | None

@@ -108,8 +108,11 @@ class Input(Generic[T]):
     def _read_next(self, iterator: Iterator[T]) -> bool:
         # The loop takes an item and stores it in one step, in which no signal handler can run. With
         # `self.latest = next(...)` an item could be lost between the call and the assignment.
-        for self.latest in iterator:
-            return True
+        try:
+            for self.latest in iterator:
+                return True
+        except StopAsyncIteration as exc:  # it would end the outcomes as if all was well
+            raise RuntimeError("the input raised StopAsyncIteration") from exc
         return False
 
     def _open(self) -> None:

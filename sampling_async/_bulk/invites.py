@@ -87,9 +87,12 @@ class Inviter:
         recorder: Recorder | None = None,
         replay: Replay | None = None,
         asked: RequestedPairs | None = None,
+        *,
+        base_url: str | None = None,
     ) -> None:
         self._caller = caller
         self._panel_guid = panel_guid
+        self._base_url = base_url  # of a record that is claimed; None: it was claimed before
         self._recorder = recorder
         self._replay = replay
         self.is_recorded = recorder is not None  # outcomes are shown only when they are on disk
@@ -139,6 +142,9 @@ class Inviter:
         """
         self._caller.must_be_of_this_loop()
         if self._recorder is not None:
+            # Not before: another client may have made a stream with the same journal since.
+            if self._base_url is not None:
+                self._recorder.claim(self._base_url, self._panel_guid)
             await self._recorder.open()
             self._is_open = True
         if self._caller.hooks is not None:

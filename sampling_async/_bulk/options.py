@@ -121,7 +121,7 @@ class BulkOptions:
 def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, weight: float) -> BulkOptions:
     size = whole_number(chunk_size, "chunk_size", most=MAX_QUOTA_IDS)
     share = number_above_0(weight, "weight", "a share")
-    if goal not in {"throughput", "first", None}:
+    if goal not in ("throughput", "first", None):
         raise InvalidRequestError(f'goal must be "throughput" or "first", not {goal!r}')
     if not _LEAST_SHARE <= share <= 1 / _LEAST_SHARE:
         raise InvalidRequestError(
@@ -133,7 +133,7 @@ def options_of(gate: Gate, until: float, *, chunk_size: int, goal: Goal | None, 
 
 def asked_pairs(repeats: Repeats, *, has_journal: bool) -> RequestedPairs | None:
     """Return what remembers the pairs of a fan-out, if it is needed: a journal remembers them itself."""
-    if repeats not in {"once", "ask"}:
+    if repeats not in ("once", "ask"):
         raise InvalidRequestError(f'repeats must be "once" or "ask", not {repeats!r}')
     if repeats == "ask" and has_journal:
         raise InvalidRequestError(

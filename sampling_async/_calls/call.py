@@ -247,6 +247,7 @@ class Caller:
                 put_back += 1
                 if self.clock() - started > permit.lane.patience:
                     answer = self._refused_for_long(answer, permit, started)
+                    self._note(answer, call, track, started)
                     break
                 wait = self._in_time(self._rest(answer, put_back), call, permit, answer)
                 if wait is None:

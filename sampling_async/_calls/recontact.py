@@ -37,7 +37,7 @@ class PageReader:
         permit: Callable[[], Permit],
     ) -> None:
         if max_results is not None:
-            whole_number(max_results, "max_results")
+            whole_number(max_results, "max_results", most=2**31 - 1)
         self._caller = caller
         self._panel_guid = panel_guid
         self._quota_id = quota_id_of(quota_id)

@@ -108,6 +108,12 @@ def require_functions(*, or_none: bool = False, **functions: object) -> None:
             raise InvalidRequestError(f"{name} must be a function, not {shown(function)}")
 
 
+def require_flags(**flags: object) -> None:
+    """Check options that are True or False. A text such as "false" would count as true."""
+    for name, value in flags.items():
+        require_instance(value, bool, name, "True or False")
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """Return whether a value is a whole number. `True` is an int in Python, but not a number that is meant."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -140,8 +146,8 @@ def not_negative(owner: object, attribute: Attribute[Any], value: float) -> None
 
 
 def is_flag(owner: object, attribute: Attribute[Any], value: object) -> None:
-    """Validate an attrs field: True or False. A text such as "false" would count as true."""
-    require_instance(value, bool, f"{type(owner).__name__}.{attribute.name}", "True or False")
+    """Validate an attrs field: True or False."""
+    require_flags(**{f"{type(owner).__name__}.{attribute.name}": value})
 
 
 def _number(value: object) -> float | None:

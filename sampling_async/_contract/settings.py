@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, overload
 from urllib.parse import quote
 
-from sampling_async._contract.checks import text_of
+from sampling_async._contract.checks import require_instance, text_of
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import REFERENCE_DATA_KEY, Setting, first, folded
 from sampling_async._contract.timing import CallResultInSlots
@@ -24,7 +24,9 @@ class MemberURL(str):
 
     def for_member(self, pid: Text) -> str:
         """Return the URL with every `[pid]` replaced by `pid`, percent-encoded."""
-        return self.replace("[pid]", quote(text_of(pid), safe=""))
+        code = text_of(pid)
+        require_instance(code, str, "pid", "a member code")
+        return self.replace("[pid]", quote(code, safe=""))
 
 
 class PartnerSettings(CallResultInSlots, Sequence[Setting]):

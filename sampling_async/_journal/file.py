@@ -20,9 +20,9 @@ from weakref import ref
 
 from sampling_async._contract.errors import JournalError
 from sampling_async._journal.database import beside, remove
-from sampling_async._journal.lock import Damage, Header, JournalLock, sync_folder
+from sampling_async._journal.lock import FORM, Damage, Header, JournalLock, sync_folder
 from sampling_async._journal.mending import salvage
-from sampling_async._journal.rows import DIGEST, FORM, SENT, UNREADABLE, JournalRows, Note
+from sampling_async._journal.rows import APPLICATION, DIGEST, SENT, UNREADABLE, JournalRows, Note
 from sampling_async._private_files import make_private, require_private, target_of, written_whole
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ _WAY_OUT: Final = (
     "Keep what can be read: Journal(path, accept_damage=True); or restore a backup. What cannot be read, or "
     "was sent after the backup, is sent again"
 )
+_AT_MARK: Final = 68  # where a file of SQLite has the mark of its application
+_FOREIGN: Final = "is another program's database; give the journal another path"
 _IN_USE: Final = "is in use by another run"
 _AT_ONCE: Final = 1_000  # rows that are copied in one transaction
 _REASONS: Final = {
@@ -92,6 +94,9 @@ class JournalFile:
         with self._alone, _typed(self.path):
             try:
                 if self._is_wanted:
+                    # Before it is made its owner's alone: others may work with that program too.
+                    if _is_open_to_others(self._real):
+                        self._refuse_foreign()
                     require_private(self.path)
                     self._lock.take()
                     self._open()
@@ -128,9 +133,24 @@ class JournalFile:
             damage = str(exc)
         else:
             return
+        if header is None:
+            self._refuse_foreign()
         if not self._accepts_damage:
             raise JournalError(f"is damaged: {damage}. {_WAY_OUT}", path=self.path)
         self._mend(header)
+
+    def _refuse_foreign(self) -> None:
+        """Refuse a database of another program, as far as it can be read."""
+        if not self._real.exists():
+            return
+        rows = JournalRows(self._real)
+        try:
+            if not rows.has_none() and rows.is_foreign():
+                raise JournalError(_FOREIGN, path=self.path)
+        except UNREADABLE:
+            return
+        finally:
+            rows.close()
 
     def _checked(self, header: Header | None) -> JournalRows:
         self._must_be_whole(header)
@@ -192,7 +212,7 @@ class JournalFile:
         if rows.is_foreign():
             if had_rows:
                 raise Damage("the mark of a journal in the file was changed")
-            raise JournalError("is another program's database; give the journal another path", path=self.path)
+            raise JournalError(_FOREIGN, path=self.path)
         form = rows.form()
         if form != FORM:
             if had_rows:
@@ -228,12 +248,13 @@ class JournalFile:
                 salvage(self._real, rows, expected, self._refuse_others)
         finally:
             rows.close()
-        if is_there and expected and not rows.header.rows:
+        if is_there and (expected or header is None) and not rows.header.rows:
             # Whoever goes on without any row asks for everything again, and must decide that.
             remove(mended)
+            rows_of_it = f"its {expected} rows" if expected else "its rows"
             raise JournalError(
-                f"is damaged, and nothing in it can be read; to ask again for what its {expected} rows were "
-                f"about, delete it and {self._lock.path.name}",
+                f"is damaged, and nothing in it can be read; to ask again for what {rows_of_it} were about, "
+                f"delete it and {self._lock.path.name}",
                 path=self.path,
             )
         _LOG.warning("a damaged journal was mended: %d rows of %d", rows.header.rows, expected)
@@ -397,14 +418,28 @@ def _typed(path: Path) -> Generator[None]:
     raise JournalError(reason, path=path, in_use=reason == _IN_USE) from None
 
 
+def _is_open_to_others(path: Path) -> bool:
+    return path.is_file() and bool(path.stat().st_mode & 0o077)
+
+
+def _has_mark(path: Path) -> bool:
+    """Return whether a file is a complete database with the mark of a journal."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(_AT_MARK + 4)[_AT_MARK:] == APPLICATION.to_bytes(4, "big")
+    return False
+
+
 def _copy(rows: JournalRows, path: Path) -> None:
     """Copy the rows to a path that is free or holds an earlier copy."""
     lock, part = JournalLock(path), beside(path, "-part")
     lock.take()
     try:
-        with suppress(Damage):
-            if lock.header() is None and path.exists():
-                raise JournalError("exists already, and is not a journal of this format", path=path)
+        try:
+            is_copy = lock.header() is not None
+        except Damage:
+            is_copy = _has_mark(path)
+        if path.exists() and not is_copy:
+            raise JournalError("exists already, and is not a journal of this format", path=path)
         # The copy is made under another name, so an earlier copy stays until the new one is complete.
         remove(part)
         make_private(part)

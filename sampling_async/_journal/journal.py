@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, get_args
 
-from sampling_async._contract.checks import text_of
+from sampling_async._contract.checks import require_flags
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.frames import stream_of, table_of
 from sampling_async._contract.records import safe_repr
@@ -77,6 +77,7 @@ class Journal:
         accept_damage: bool = False,
         only_input: bool = False,
     ) -> None:
+        require_flags(resend_unknown=resend_unknown, accept_damage=accept_damage, only_input=only_input)
         self._run = JournalRun(
             _path_of(path),
             resend_unknown=resend_unknown,
@@ -109,7 +110,8 @@ class Journal:
         Raises:
             JournalError: While iterating: the journal does not exist, is damaged, or is in use.
         """
-        return _Outcomes(_JournalReader(self.path, text_of(member_code)))
+        code = None if member_code is None else member_code_of(member_code)
+        return _Outcomes(_JournalReader(self.path, code))
 
     async def counts(self) -> dict[OutcomeStatus, int]:
         """Return the number of pairs of member and quota for each status, by their latest outcomes.
@@ -301,10 +303,10 @@ def _path_of(path: str | os.PathLike[str]) -> Path:
     """
     if isinstance(path, str | os.PathLike):
         given = os.fspath(path)
-        if isinstance(given, str) and given and "\0" not in given and _can_be_encoded(given):
+        if isinstance(given, str) and Path(given).name and "\0" not in given and _can_be_encoded(given):
             return Path(given)
     raise InvalidRequestError(
-        "a journal's path must be a str or a path object, not empty and without NUL, not "
+        "a journal's path must be a str or a path object that names a file, without NUL, not "
         f"{(type(path).__name__ if not isinstance(path, str) else 'this text')}"
     )
 

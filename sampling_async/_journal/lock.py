@@ -8,6 +8,7 @@ shows what a database cannot show itself: that rows are missing at its end.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from contextlib import suppress
@@ -21,7 +22,11 @@ from sampling_async._private_files import open_private
 if TYPE_CHECKING:
     from pathlib import Path
 
-_LINE: Final = "sampling_async journal form 2 rows %020d digest %s check "
+FORM: Final = 2
+"""The form of the journal's files."""
+
+_LINE: Final = f"sampling_async journal form {FORM} rows %020d digest %s check "
+_OF_ANY_FORM: Final = re.compile(rb"sampling_async journal form ([0-9]{1,9}) ")
 _CHECK_BYTES: Final = 8
 _BRIEF: Final = 0.05
 """Seconds. The lock is tried again for so long, because `is_taken` has it for a moment."""
@@ -116,6 +121,12 @@ class JournalLock:
             header = Header(int(words[5]), bytes.fromhex(words[7].decode("ascii")))
             if line == _line(header):
                 return header
+        other = _OF_ANY_FORM.match(line)
+        if other is not None and int(other[1]) != FORM and line == _checked(line[: -2 * _CHECK_BYTES - 1]):
+            form = int(other[1])
+            raise JournalError(
+                f"has file format {form}, but this version reads only format {FORM}", path=self._journal
+            )
         raise Damage(f"{self.path.name}, which belongs to it, was changed")
 
     def _line(self) -> bytes:
@@ -166,7 +177,10 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no forks
 
 
 def _line(header: Header) -> bytes:
-    line = (_LINE % (header.rows, header.digest.hex())).encode("ascii")
+    return _checked((_LINE % (header.rows, header.digest.hex())).encode("ascii"))
+
+
+def _checked(line: bytes) -> bytes:
     return line + blake2b(line, digest_size=_CHECK_BYTES).hexdigest().encode("ascii") + b"\n"
 
 

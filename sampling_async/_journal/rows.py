@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sampling_async._contract.errors import JournalError
 from sampling_async._journal.database import transaction
-from sampling_async._journal.lock import Damage, Header
+from sampling_async._journal.lock import FORM, Damage, Header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 APPLICATION: Final = 0x5A3971  # SQLite's mark for the application that a database belongs to
-FORM: Final = 2
 SENT: Final = b"sent"
 ANSWERED: Final = b"answered"
 DIGEST: Final = 16

@@ -270,7 +270,7 @@ def _decoded(what: Any, body: bytes) -> Any:
     if not _is_utf8(body):
         return None
     try:
-        return _decoder(what).decode(body)
+        return _decoder(what).decode(body.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

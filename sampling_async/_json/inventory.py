@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # The body up to the first survey. Plain values may come before the surveys, in any order. A body with anything
 # else there is read as a whole.
 _HEAD: Final = re.compile(
+    rb"(?:\xef\xbb\xbf)?"
     rb'[ \t\r\n]*+\{(?:[ \t\r\n]*+"[^"\\]*+"[ \t\r\n]*+:[ \t\r\n]*+(?:"[^"\\]*+"|[-+.\w]++)[ \t\r\n]*+,)*'
     rb'[ \t\r\n]*+"Surveys"[ \t\r\n]*+:[ \t\r\n]*+\['
 )

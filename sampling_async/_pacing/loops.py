@@ -120,7 +120,9 @@ def round_here() -> Callable[[], Awaitable[object]]:
 
 def _trio_clock() -> Callable[[], float]:
     # Not `trio.current_time`, which works in the thread of the loop only. It is loaded, because it runs.
-    trio: Any = sys.modules["trio"]
+    trio: Any = sys.modules.get("trio")
+    if trio is None:
+        raise RuntimeError("there is no running event loop here")
     clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
     return clock
 

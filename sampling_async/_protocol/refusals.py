@@ -97,9 +97,11 @@ These are no code, the code of success (which contradicts the status), and the c
 
 _EXCERPT: Final = 200  # characters of the body in an error
 _EXCERPTED: Final = 2**16  # bytes of the body that are cleaned for it
+_JUDGED: Final = 2**20  # bytes of a body that may be a refusal: parsing many more would stall the event loop
 _ESCAPED: Final = re.compile(
-    r"[\\%]u(?P<hex>[0-9a-fA-F]{4})|&#(?:[xX](?P<entity>[0-9a-fA-F]{1,6})|(?P<decimal>[0-9]{1,7}));"
+    r"(?:\\+|%)u(?P<hex>[0-9a-fA-F]{4})|&#(?:[xX](?P<entity>[0-9a-fA-F]{1,6})|(?P<decimal>[0-9]{1,7}));"
 )
+_NAMED: Final = re.compile(r"&[A-Za-z][A-Za-z0-9]{1,31};")
 _LONGEST_ESCAPE: Final = 10
 _UNMISTAKABLE: Final = 5  # characters of a private text that is replaced inside words too
 
@@ -182,7 +184,7 @@ def _delivery(reply: Reply, result: str | None, code: int | None, unprocessed: A
 def _error_body(body: bytes) -> tuple[str | None, int | None]:
     """Return Result and ResultCode of an error body, whatever its type; (None, None) for another body."""
     try:
-        document = parse(body)
+        document = parse(body) if len(body) <= _JUDGED else None
     except DecodeError:
         return None, None
     if type(document) is not dict:
@@ -204,10 +206,12 @@ def without(private: tuple[str, ...], text: str) -> str:
         text = text[: _EXCERPTED - _LONGEST_ESCAPE * max(map(len, private), default=0)]
     # Writers of JSON, HTML and URLs such as .NET's escape characters that need no escape. This is undone.
     text = _ESCAPED.sub(_unescaped, text).replace("\\/", "/")
+    text = _NAMED.sub(lambda entity: html.unescape(entity[0]), text)
     for secret in private:
         # As in JSON, in a URL's path, in a query and in HTML. The longest form comes first in the pattern,
         # because a regular expression takes the first alternative that fits.
-        quoted = json.dumps(secret)[1:-1], quote(secret, safe=""), quote_plus(secret), html.escape(secret)
+        old = quote(secret, safe="", encoding="latin-1", errors="replace")
+        quoted = json.dumps(secret)[1:-1], quote(secret, safe=""), quote_plus(secret), html.escape(secret), old
         forms = "|".join(re.escape(form) for form in sorted({secret, *quoted}, key=len, reverse=True))
         # A short code may be part of an ordinary word, so it counts only as a whole word. A long one is not
         # part of a word by chance.
@@ -218,6 +222,8 @@ def without(private: tuple[str, ...], text: str) -> str:
 
 def decoded(body: bytes) -> str:
     """Return a body as text. A page that is not UTF-8 mostly is of an old server, and in Latin-1."""
+    if body[:2] in {b"\xff\xfe", b"\xfe\xff"} or 4 * body.count(0) > len(body):
+        return body.decode(json.detect_encoding(body), "replace")
     try:
         return body.decode()
     except UnicodeDecodeError as exc:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from attrs import field, frozen
 
-from sampling_async._contract.checks import text_of
+from sampling_async._contract.checks import require_flags, text_of
 from sampling_async._contract.errors import Endpoint, InvalidRequestError
 from sampling_async._contract.exchange import Call
 from sampling_async._contract.records import (
@@ -140,7 +140,8 @@ def cursor_of(value: Text) -> str:
 
 
 def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    if not isinstance(values, Iterable):
+    # Bytes are numbers too, and would be asked for as IDs.
+    if not isinstance(values, Iterable) or isinstance(values, bytes | bytearray | memoryview):
         raise InvalidRequestError(
             "quota_ids must be an iterable of quota IDs; only stream_bulk_invite takes an async iterable"
         )
@@ -188,6 +189,7 @@ TEMPLATES: Final[dict[Endpoint, tuple[str, str]]] = {
 
 def get_quotas(panel: str, *, include_routables: bool, strict: bool = False) -> Call[Quotas]:
     """Build Get Quotas (endpoint 1). A survey that lacks a value is refused if `strict`, or left out."""
+    require_flags(include_routables=include_routables, strict=strict)
     flag = "true" if include_routables else "false"
     target = f"{_SAMPLES}/{panel}/Quotas?includeRoutables={flag}"
     return Call(
@@ -255,7 +257,8 @@ def recontact_members(
 
 def private_texts(panel: str, member_code: str | None) -> tuple[str, ...]:
     """Return what no error and no header may repeat: the panel, and the member code, plain and encoded."""
-    return (panel,) if member_code is None else (panel, member_code, _segment(member_code))
+    panels = (panel, panel.replace("-", ""))
+    return panels if member_code is None else (*panels, member_code, _segment(member_code))
 
 
 @lru_cache(maxsize=64)

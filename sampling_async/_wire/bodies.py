@@ -144,6 +144,10 @@ class LimitedBody:
         etag = self._response.headers.get("ETag") or ""
         return etag if _ETAG.fullmatch(etag) else None
 
+    def narrow(self, decoded: int) -> None:
+        """Accept no more decoded bytes than these."""
+        self._decoded_left = min(self._decoded_left, decoded)
+
     async def next(self) -> bytes:
         """Return the next part, or nothing at the end. Parts are small if the transport gives small parts."""
         if self._zipped > 1:

@@ -25,7 +25,7 @@ from sampling_async._contract.checks import shown
 from sampling_async._contract.errors import InvalidRequestError, is_test_failure
 from sampling_async._pacing.timeline import BODY, FIRST_BYTE
 from sampling_async._wire.bodies import RequestBody
-from sampling_async._wire.failures import LIBRARIES, was_never_sent
+from sampling_async._wire.failures import LIBRARIES, is_any, was_never_sent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -132,8 +132,8 @@ class Transport(Protocol):
 
 def checked_transport(transport: Transport) -> Transport:
     """Return a transport that the user gave, after a check; any class with its methods will do."""
-    has_method = callable(getattr(transport, "handle_async_request", None))
-    if isinstance(transport, type) or not has_method:
+    methods = (getattr(transport, name, None) for name in ("handle_async_request", "aclose"))
+    if isinstance(transport, type) or not all(map(callable, methods)):
         raise InvalidRequestError(
             "transport must be an httpx.AsyncBaseTransport, such as httpx.MockTransport(handler) or "
             f"httpx.ASGITransport(app), or one of httpx2, not {shown(transport)}"
@@ -187,8 +187,10 @@ class Watch:
     def __init__(self, request: Request) -> None:
         self._sent: Callable[[bool], None] = request.extensions["sent"]
         self._enter: Callable[[int], object] = request.extensions["enter"]
-        # An `auth=` may repeat a request after its response. What is known of the repetition does not count.
-        self._is_first = True
+        # An `auth=` may repeat a request after its response, and a transport after an error. Once the request
+        # was sent, what is known of a repetition does not count.
+        self._is_unsent = True
+        self._has_connected = False
         self._sent(False)
 
     def is_of(self, request: Any) -> bool:
@@ -203,11 +205,14 @@ class Watch:
     def end(self) -> None:
         """Record that a response has begun."""
         self._enter(BODY)
-        self._is_first = False
+        self._is_unsent = False
 
     def failed(self, exc: BaseException) -> None:
         """Record an error, which may prove that there was no connection."""
-        if self._is_first and was_never_sent(exc):
+        # An error of httpcore may be of another request, such as one of an application behind ASGITransport.
+        engine = type(exc.__cause__).__module__.split(".")[0]
+        is_ours = engine not in LIBRARIES.values() or self._has_connected or is_any(exc, "PoolTimeout")
+        if self._is_unsent and is_ours and was_never_sent(exc):
             self._sent(False)
 
     async def trace(self, event: str, given: Mapping[str, Any]) -> None:
@@ -216,7 +221,9 @@ class Watch:
             # A request that opens a tunnel goes to the proxy only.
             if getattr(given.get("request"), "method", b"") != b"CONNECT":
                 self._sent(True)
-        elif self._is_first and event.endswith(_CONNECTING):
+                self._is_unsent = False
+        elif self._is_unsent and event.endswith(_CONNECTING):
+            self._has_connected = True
             self._sent(False)
 
 

@@ -1,8 +1,8 @@
 """The user's `httpx.AsyncClient`, or that of httpx2, as what requests go through.
 
 httpx's own `send` runs, with all that the client was configured with. The key is added behind that, at the
-transport: hooks, `auth=` flows and monitoring agents do not see it, and it goes to no other origin, wherever
-they send the request.
+transport: hooks and `auth=` flows do not see it, and it goes to no other origin, wherever they send the
+request.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _REDIRECTS: Final = range(300, 400)
 _LOG: Final = logging.getLogger("sampling_async.wire")
+_OF_HTTP2: Final = ("hpack.hpack", "hpack.table")  # at DEBUG, they log every header
 _loops: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
 """The event loop that each client of a user was first used in."""
 
@@ -83,6 +84,8 @@ class OverClient(Sender):
         self._client = client
         self._view = type("HttpClient", (_AtTheTransport, type(client)), {"__slots__": ("sampling_async",)})
         self._transport = client._transport_for_url(home)  # noqa: SLF001
+        for name in _OF_HTTP2:
+            logging.getLogger(name).addFilter(_has_no_key)
         self._warn_of_small_pool(most)
 
     def _warn_of_small_pool(self, most: int) -> None:
@@ -137,6 +140,10 @@ class OverClient(Sender):
             raise InvalidRequestError(
                 "http_client belongs to another event loop, where it was used before; make one for each loop"
             )
+
+
+def _has_no_key(record: logging.LogRecord) -> bool:
+    return "api_auth_key" not in record.getMessage().lower()
 
 
 def _loop_of(transport: Any) -> object:

@@ -59,6 +59,7 @@ BodyReader: TypeAlias = "Callable[[LimitedBody], Awaitable[Reply]]"
 
 _CLOSING_SECONDS: Final = 5.0
 _REFUSAL_SECONDS: Final = 2.0
+_REFUSAL_BYTES: Final = 2**20
 _SPARE_CONNECTIONS: Final = 2
 _SHORTEST_SECRET: Final = 8
 
@@ -449,6 +450,7 @@ async def _read_whole(body: LimitedBody) -> Reply:
 async def _read_refusal(response: httpx.Response, body: LimitedBody) -> Reply:
     """Read the body of a refusal. Its status counts even if the body is late or incomplete."""
     content = None
+    body.narrow(_REFUSAL_BYTES)
     with anyio.move_on_after(_REFUSAL_SECONDS):
         try:
             content = await body.read()

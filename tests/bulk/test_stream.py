@@ -388,3 +388,13 @@ async def test_outcomes_go_on_after_a_signal_handler_has_raised_in_their_iterato
             seen += [each async for each in outcomes]
         assert outcomes.left_over == ()
     assert sorted(outcome.quota_id for outcome in seen) == list(range(1, 21))
+
+
+async def test_an_input_that_raises_stop_async_iteration_is_no_end():
+    def requests():
+        yield InviteRequest("m", [1])
+        raise StopAsyncIteration
+
+    async with doubles.client(doubles.Service(doubles.bulk)) as client, client.fan_out(requests()) as outcomes:
+        with pytest.raises(RuntimeError, match="the input raised StopAsyncIteration"):
+            assert [outcome async for outcome in outcomes] == []

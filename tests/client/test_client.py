@@ -533,7 +533,7 @@ async def test_a_watch_has_its_defaults_and_a_cache_for_its_panel_and_its_option
     assert (watch._every, watch._cache) == (60.0, None)
     assert client.watch_quotas(cache=cache)._cache._max_age == 86_400.0
     assert client.watch_quotas(cache=cache, cache_max_age=5.0)._cache._max_age == 5.0
-    for_options = [client.watch_quotas(cache=cache, include_routables=each) for each in (True, False, 1)]
+    for_options = [client.watch_quotas(cache=cache, include_routables=each) for each in (True, False, True)]
     assert len({each._cache._owner for each in for_options}) == 2
 
 

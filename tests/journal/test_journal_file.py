@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import Counter
 from contextlib import closing
+from hashlib import blake2b
 from types import SimpleNamespace
 from weakref import ref
 
@@ -81,7 +82,7 @@ async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "what"),
     [
-        *((text, "this text") for text in ("", "a\0b", "\ud800")),
+        *((text, "this text") for text in ("", "/", "a\0b", "\ud800")),
         (b"journal", "bytes"),
         (7, "int"),
         (None, "NoneType"),
@@ -91,7 +92,7 @@ async def test_a_path_is_a_file_whatever_its_name(tmp_path, monkeypatch):
 def test_an_invalid_path_is_refused_at_once(path, what):
     with pytest.raises(InvalidRequestError) as caught:
         Journal(path)
-    rule = "a journal's path must be a str or a path object, not empty and without NUL"
+    rule = "a journal's path must be a str or a path object that names a file, without NUL"
     assert str(caught.value) == f"{rule}, not {what}"
 
 
@@ -484,3 +485,66 @@ async def test_a_journal_that_could_not_be_written_can_be_used_again(tmp_path, m
     await run(service, journal, PANEL[:2])
     assert len(await run(service, tmp_path / "journal")) == 30
     assert set(service.asked.values()) == {1}
+
+
+# --- Files of others
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+async def test_a_database_beside_any_lock_file_is_another_programs(tmp_path, accepts):
+    path = tmp_path / "app.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE precious (x)")
+    path.chmod(0o664)
+    (tmp_path / "app.db-lock").write_bytes(b"pid 17")
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match="is another program's database"):
+        await Journal(path, accept_damage=accepts).counts()
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o664)
+
+
+async def test_a_copy_replaces_no_file_of_another_program(tmp_path):
+    await run(Ledger(), tmp_path / "journal")
+    other = tmp_path / "other.mdb"
+    other.write_bytes(b"precious data of another program" * 10)
+    (tmp_path / "other.mdb-lock").write_bytes(b"pid 17")
+    with pytest.raises(JournalError, match="exists already, and is not a journal"):
+        await Journal(tmp_path / "journal").backup(other)
+    assert other.read_bytes().startswith(b"precious")
+
+
+async def test_a_journal_whose_two_files_are_lost_is_not_begun_anew(tmp_path):
+    path = tmp_path / "journal"
+    await run(Ledger(), path)
+    for file in (path, tmp_path / "journal-lock"):
+        file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(JournalError, match="nothing in it can be read"):
+        await run(Ledger(), Journal(path, accept_damage=True))
+
+
+async def test_a_journal_of_a_later_form_is_no_damage(tmp_path):
+    path, lock = tmp_path / "journal", tmp_path / "journal-lock"
+    await run(Ledger(), path)
+    line = lock.read_bytes()[:-17].replace(b"form 2", b"form 3")
+    lock.write_bytes(line + blake2b(line, digest_size=8).hexdigest().encode() + b"\n")
+    with pytest.raises(JournalError, match="has file format 3, but this version reads only format 2"):
+        await Journal(path).counts()
+
+
+@pytest.mark.parametrize("name", ["resend_unknown", "accept_damage", "only_input"])
+def test_a_text_is_no_flag(tmp_path, name):
+    with pytest.raises(InvalidRequestError, match=f"{name} must be True or False, not 'false'"):
+        Journal(tmp_path / "journal", **{name: "false"})
+
+
+async def test_one_journal_serves_no_two_panels(tmp_path):
+    """The stream that is entered counts, and not the one that was made last."""
+    journal, service = Journal(tmp_path / "journal"), doubles.Service(doubles.bulk)
+    other = doubles.client(service, panel_guid="11111111-2222-3333-4444-555555555555")
+    async with doubles.client(service) as client, other:
+        first = client.fan_out([InviteRequest("m", [1])], journal=journal)
+        second = other.fan_out([InviteRequest("m", [1])], journal=journal)
+        async with first:
+            assert [outcome.quota_id async for outcome in first] == [1]
+        with pytest.raises(JournalError, match="another service or panel"):
+            await second.__aenter__()

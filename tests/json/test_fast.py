@@ -347,7 +347,11 @@ def test_the_fast_decoder_refuses_bytes_that_are_not_utf_8_even_in_skipped_field
     assert _fast.read(Price, body) is None
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le"])
+def test_a_byte_order_mark_is_skipped():
+    assert _fast.read(Price, '{"Amount":1.5,"CurrencyID":2}'.encode("utf-8-sig")) == Price(1.5, 2)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-le"])
 def test_other_encodings_are_left_to_the_careful_decoder(encoding):
     body = '{"Amount":1.5,"CurrencyID":2}'.encode(encoding)
     assert _fast.read(Price, body) is None

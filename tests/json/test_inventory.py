@@ -155,7 +155,16 @@ def test_an_inventory_cut_at_any_byte_is_refused(style, size):
     assert read(parts_of(body, size)) == from_json(Quotas, body)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_a_byte_order_mark_is_skipped(size):
+    body = json.dumps(inventories.quotas()).encode()
+    marked = b"\xef\xbb\xbf" + body
+    inventory = Inventory()
+    assert sum(len(inventory.feed(part)) for part in parts_of(marked, size)) + len(inventory.end()) == 1
+    assert read(parts_of(marked, size)) == from_json(Quotas, body)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
 def test_other_encodings_are_decoded_as_a_whole(encoding):
     body = json.dumps(inventories.quotas()).encode(encoding)
     inventory = Inventory()

@@ -446,4 +446,7 @@ async def test_chunks_of_a_service_that_never_answered_say_that_it_processed_not
     async with doubles.client(doubles.Service(httpx.Response(429)), **options) as client:
         result = await client.bulk_invite("m", [2, 3])
     assert type(result[0].error) is OutageError
-    assert str(result[0].error).startswith("the service processed no request for 30 s; the last failure: ")
+    assert str(result[0].error).startswith(
+        "bulk_invite: the service processed no request for 30 s; the last failure: "
+    )
+    assert result[0].error.attempts > 1

@@ -153,6 +153,23 @@ def test_a_secret_is_found_in_the_escapes_of_json_html_and_urls(written):
         assert error.body_excerpt == "<h1>/x/<hidden>/Invites</h1>"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_a_secret_is_found_in_a_page_of_another_encoding(encoding):
+    error = refusal(Reply(404, "<h1>jürgen-4711</h1>".encode(encoding)), private=("jürgen-4711",))
+    assert error.body_excerpt == "<h1><hidden></h1>"
+
+
+@pytest.mark.parametrize("written", ["j&uuml;rgen-4711", "j\\\\u00fcrgen-4711", "j%FCrgen-4711"])
+def test_a_secret_is_found_however_old_programs_write_it(written):
+    assert refusal(Reply(404, written.encode()), private=("jürgen-4711",)).body_excerpt == "<hidden>"
+
+
+def test_a_body_that_is_too_large_for_a_refusal_is_not_parsed():
+    body = b'{"Result": "NO", "ResultCode": 9, "More": "%s"}' % (b"x" * 2**20)
+    assert refusal(Reply(400, body)).result_code is None
+    assert refusal(Reply(400, body)).delivery == "unknown"
+
+
 def test_an_escape_beyond_all_characters_stays():
     assert refusal(Reply(404, b"&#9999999; &#x41;")).body_excerpt == "&#9999999; A"
 

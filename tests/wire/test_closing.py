@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 
 import anyio
 import anyio.lowlevel
@@ -14,7 +16,7 @@ import pytest
 import wire
 from wire_kit import ONCE, client_of
 
-from sampling_async import ClientClosedError, RetryPolicy, TransportError
+from sampling_async import ClientClosedError, OutagePolicy, RetryPolicy, TransportError
 
 
 @pytest.mark.asyncio
@@ -80,6 +82,45 @@ async def test_closing_waits_for_the_calls_it_ends():
         assert len(ended) == 1
 
 
+class SendingTwice(httpx.AsyncBaseTransport):
+    """A transport that repeats a request after an error, as the usual packages for that do."""
+
+    def __init__(self) -> None:
+        self.inner = httpx.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        with contextlib.suppress(httpx.TransportError):
+            return await self.inner.handle_async_request(request)
+        return await self.inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+async def test_a_transport_that_repeats_a_request_does_not_hide_that_it_was_sent(is_client):
+    """The first try arrives, and the second finds nobody."""
+    arrived: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def lose() -> None:
+        connection, _ = listener.accept()
+        arrived.append(connection.recv(2**16))
+        listener.close()
+        connection.close()
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    given = httpx.AsyncClient(transport=SendingTwice()) if is_client else SendingTwice()
+    options = {"http_client" if is_client else "transport": given, "outage": OutagePolicy(patience=0)}
+    async with client_of(f"http://127.0.0.1:{listener.getsockname()[1]}", **options) as client:
+        result = await client.bulk_invite("m", [1])
+    await given.aclose()
+    thread.join()
+    assert len(arrived) == 1
+    assert (result[0].status, result.resendable()) == ("unknown", ())
+
+
 class ForeignError(Exception):
     """An exception of another HTTP library under its adapter for httpx."""
 
@@ -88,7 +129,7 @@ class ForeignError(Exception):
     ("cause", "status"),
     [
         (None, "not_sent"),
-        (httpcore.ConnectError("refused"), "not_sent"),
+        (httpcore.ConnectError("refused"), "unknown"),  # of another request, as it did not report this one
         (OSError(), "not_sent"),
         (ForeignError(), "unknown"),
     ],

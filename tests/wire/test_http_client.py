@@ -643,3 +643,12 @@ def test_a_header_that_cannot_be_sent_is_refused_and_not_shown(given, rule):
     trace = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     frames = [frame for frame in trace.stack if "sampling_async/_" in frame.filename]
     assert SECRET not in f"{caught.value} {[frame.locals for frame in frames]}"
+
+
+async def test_the_log_of_http_2_does_not_show_the_key(caplog):
+    async with httpx.AsyncClient() as given, client_of(given):
+        caplog.set_level(logging.DEBUG)
+        log = logging.getLogger("hpack.hpack")
+        log.debug("Adding %s=%s to the header table", b"API_AUTH_KEY".lower(), b"secret")
+        log.debug("Adding %s=%s to the header table", b"accept", b"application/json")
+    assert len(caplog.records) == 1
