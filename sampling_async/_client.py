@@ -813,6 +813,8 @@ class SamplingClient:
         recorder = None if journal is None else _recorder_of(journal)
         replay = recorder if isinstance(recorder, Replay) else None
         asked = asked_pairs(repeats, has_journal=recorder is not None)
+        if recorder is not None:
+            recorder.claim(str(self._base_url), self._panel_guid)
         options = self._options(chunk_size, goal, deadline, weight)
         inviter = self._inviter(recorder, replay, asked)
         source = FanOutSource(

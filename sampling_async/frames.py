@@ -21,7 +21,7 @@ from sampling_async._contract.checks import count_of, text_of, whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.frames import ROWS
 from sampling_async._pacing.threads import join_uncancelled, start
-from sampling_async._private_files import make_private
+from sampling_async._private_files import make_private, require_utf8
 from sampling_async._protocol.results import (
     OUTCOME_COLUMNS,
     OutcomeStatus,
@@ -189,6 +189,7 @@ class _ParquetFile:
     def __init__(self, path: Path, *, replace: bool) -> None:
         if not path.name or path.is_dir():
             raise InvalidRequestError(f"{path} is a folder; name a file")
+        require_utf8(path)
         self._path, self._replace = path, replace
         self._part = path.with_name(f"{path.name}.part")
         self._writer: Any = None

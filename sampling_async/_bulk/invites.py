@@ -142,7 +142,7 @@ class Inviter:
         """
         self._caller.must_be_of_this_loop()
         if self._recorder is not None:
-            # Not before: another client may have made a stream with the same journal since.
+            # Again: another client may have made a stream with the same journal since.
             if self._base_url is not None:
                 self._recorder.claim(self._base_url, self._panel_guid)
             await self._recorder.open()

@@ -80,6 +80,10 @@ def main() -> None:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115, PTH123  as long as the program
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
     sys.stderr = cast("TextIO", BestEffortStream(sys.stderr or open(os.devnull, "w")))  # noqa: SIM115, PTH123
+    with suppress(AttributeError, ValueError):  # not of files of the operating system, as in a test
+        # A terminal's encoding may lack characters, and what comes in may be anything.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     with terminated_as_interrupted() as came:
         try:
             hold_signals()

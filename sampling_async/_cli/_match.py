@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,8 +121,9 @@ class MatchOptions:
     def kinds(self, panel: Path | None) -> QuestionKinds:
         """Return how questions are matched, with the age bands that were given or lie beside the panel."""
         kinds, file = QuestionKinds.default(), self.bands
-        if file is None and panel is not None and bands_file(panel).is_file():
-            file = bands_file(panel)
+        if file is None and panel is not None:
+            with suppress(OSError):  # of a panel whose name no file can have, as a query
+                file = bands_file(panel) if bands_file(panel).is_file() else None
         if file is None:
             return kinds
         (question_id,) = kinds.age

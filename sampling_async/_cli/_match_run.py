@@ -21,7 +21,7 @@ from sampling_async._cli._files import check_place, read_labels, read_rates
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.currencies import PLACES_ALONE, not_compared
 from sampling_async._contract.records import wire_name
-from sampling_async._private_files import written_whole
+from sampling_async._private_files import require_utf8, written_whole
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS, alike, is_query
 from sampling_async.matching.panel import _files as files
@@ -275,7 +275,12 @@ def _comparing(wanted: Output, index: QuotaIndex) -> Output:
 
 def must_be_distinct(batches: Iterable[Any]) -> None:
     """Refuse a panel in which two rows have the same member code: both would get requests."""
-    codes = pa.chunked_array([batch.column(MEMBER_CODE).cast(pa.string()) for batch in batches], pa.string())
+    given = [batch.column(MEMBER_CODE) for batch in batches]
+    try:
+        codes = pa.chunked_array([column.cast(pa.string()) for column in given], pa.string())
+        codes.validate(full=True)
+    except pa.ArrowException:  # of a type, or an encoding, that the matcher refuses by name
+        return
     codes_given = codes.drop_null()
     if len(codes_given.unique()) == len(codes_given):
         return
@@ -371,6 +376,7 @@ def check_output(output: Path, panel: str, inventory: Path | None) -> None:
             f"--output must end in {', '.join(OUTPUTS)}, which sets the format, not {output}"
         )
     check_place("--output", output)
+    require_utf8(output.absolute())
     read = {"panel": None if is_query(panel) else Path(panel), "inventory": inventory}
     for name, path in read.items():
         if path is not None and path.exists() and output.exists() and output.samefile(path):

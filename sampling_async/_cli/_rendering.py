@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from decimal import Decimal
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, fields
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
     from pathlib import Path
 
+_ROOM: Final = 80  # columns in which the numbers of all tables stand whole
 _WORDS: Final = frozenset({"Figure", "Devices", "Recontact", "last 5 to 10 minutes"})
 
 
@@ -197,10 +199,13 @@ def plain(text: str | None, style: str = "") -> Text:
 def new_table(*columns: str, right: Sequence[str] = ()) -> Table:
     """Return a table in the house style; columns named in `right` hold numbers."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    # On a narrow terminal numbers are folded too: rich would cut their last digits off.
+    has_room = get_terminal_size().columns >= _ROOM
     for column in columns:
         is_number = column in right
+        is_whole = is_number and has_room
         table.add_column(
-            plain(column), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+            plain(column), justify="right" if is_number else "left", no_wrap=is_whole, overflow="fold"
         )
     return table
 

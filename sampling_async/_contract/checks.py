@@ -145,6 +145,11 @@ def not_negative(owner: object, attribute: Attribute[Any], value: float) -> None
     number_from_0(value, f"{type(owner).__name__}.{attribute.name}")
 
 
+def is_id(_: object, attribute: Attribute[Any], value: object) -> None:
+    """Validate an attrs field: an ID, see `whole_id`."""
+    whole_id(value, attribute.name)
+
+
 def is_flag(owner: object, attribute: Attribute[Any], value: object) -> None:
     """Validate an attrs field: True or False."""
     require_flags(**{f"{type(owner).__name__}.{attribute.name}": value})

@@ -12,10 +12,10 @@ from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
-from attrs import field, frozen
+from attrs import field, frozen, validators
 from msgspec import Meta
 
-from sampling_async._contract.checks import count_of
+from sampling_async._contract.checks import count_of, is_id
 from sampling_async._contract.errors import DecodeError  # noqa: TC001  resolved by `attrs.resolve_types`
 from sampling_async._contract.frames import ROWS, arrow, batch_of, html_table, stream_of, table_of
 from sampling_async._contract.structs import FrozenStruct, astuple, seen_by_attrs
@@ -178,9 +178,9 @@ class Participation:
     (terminated), 9 (qualified) or 10 (quota full).
     """
 
-    survey_id: int
-    wave_id: int
-    status_id: int = 9
+    survey_id: int = field(validator=is_id)
+    wave_id: int | None = field(validator=validators.optional(is_id))
+    status_id: int = field(default=9, validator=is_id)
 
 
 @seen_by_attrs(device_type_ids=first, quotas=counted("quotas"), survey_wave_exclusions=counted("exclusions"))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.extras import install
 from sampling_async._contract.frames import stream_of
-from sampling_async._private_files import make_private
+from sampling_async._private_files import make_private, require_utf8
 from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching.panel._arrow import pa
@@ -184,10 +184,7 @@ def _is_left_over(path: Path) -> bool:
 
 def require_own_folder(folder: Path, ledger: Path) -> None:
     """Refuse a folder with files of these names that are not of an earlier call for the same ledger."""
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError(f"{str(folder)!r}: the name of a folder must be UTF-8") from None
+    require_utf8(folder)
     if (other := folder / ledger.name).exists() and ledger.exists():
         if other.samefile(ledger):
             return  # also after a kill between two of its files

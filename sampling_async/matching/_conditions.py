@@ -286,7 +286,7 @@ class Condition(NamedTuple):  # of tens of thousands, tuples are made in a third
         if not self.spans:
             return self.ids or self.prefixes
         # Spans may overlap, and a year counts once.
-        return {year for first, last in self.spans for year in range(first, min(last, OLDEST) + 1)}
+        return {year for first, last in self.spans for year in range(max(0, first), min(last, OLDEST) + 1)}
 
     def is_met_by(self, answer: Known) -> bool:
         if isinstance(answer, frozenset):
@@ -377,7 +377,7 @@ def _prefixes(values: tuple[str, ...], note: Callable[[str], None]) -> frozenset
     # than normalizing code by code.
     together = "".join(values)
     codes: Iterable[str] = values
-    if not together.isalnum():
+    if not (together.isascii() and together.isalnum()):
         codes = map(plain_postal, values)
     elif together != together.casefold():
         codes = map(str.casefold, values)

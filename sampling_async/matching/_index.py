@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, TypeVar, Unpack
 
 from attrs import evolve, field, frozen
 
 from sampling_async import InvalidRequestError, InviteRequest, Quotas, Survey
-from sampling_async._contract.checks import is_whole, require_functions, require_instance, text_of, whole_id
+from sampling_async._contract.checks import require_functions, require_instance, text_of, whole_id
 from sampling_async._contract.records import Participation, hidden
 from sampling_async.matching._bits import all_of, ascending, without
 from sampling_async.matching._conditions import MatchPolicy, Profile, QuestionKinds, Truth, lasting
@@ -35,6 +35,12 @@ def require_kinds_and_policy(kinds: object, policy: object) -> None:
     require_instance(policy, MatchPolicy | None, "policy", "a MatchPolicy, such as MatchPolicy(missing='no')")
 
 
+def _kept(given: Any) -> Any:
+    """Return what can be read more than once: a member is looked at again after a refusal."""
+    is_read_once = isinstance(given, Iterable) and not isinstance(given, Collection)
+    return tuple(given) if is_read_once else given
+
+
 @frozen
 class Member:
     """A member to match; the attributes are the arguments of `QuotaIndex.match`.
@@ -45,8 +51,8 @@ class Member:
     member_code: str = field(converter=text_of, repr=hidden)
     profile: Profile = field(repr=False)
     device_type: int | None = None
-    exclude_surveys: Collection[int] = field(default=(), repr=False)
-    participations: Collection[Participation] = field(default=(), repr=False)
+    exclude_surveys: Collection[int] = field(default=(), converter=_kept, repr=False)
+    participations: Collection[Participation] = field(default=(), converter=_kept, repr=False)
 
 
 class UnknownQuotaError(InvalidRequestError, KeyError):
@@ -400,8 +406,8 @@ def _asking(
         exclude_surveys = member.exclude_surveys if exclude_surveys is None else exclude_surveys
         participations = member.participations if participations is None else participations
         member_code = member.member_code if member_code is None else member_code
-    if device_type is not None and not is_whole(device_type):
-        raise InvalidRequestError(f"device_type must be a whole number, not {device_type!r}")
+    if device_type is not None:
+        device_type = whole_id(device_type, "device_type")
     excluded = tuple(
         whole_id(each, "each of exclude_surveys") for each in _listed(exclude_surveys, "exclude_surveys")
     )
@@ -409,7 +415,10 @@ def _asking(
     for each in took_part:
         if not isinstance(each, Participation):
             raise InvalidRequestError(f"each of participations is a Participation, not a {type(each).__name__}")
-    return _MatchArguments(lasting(profile), device_type, excluded, took_part, text_of(member_code))
+    code = text_of(member_code)
+    if code is not None and not isinstance(code, str):
+        raise InvalidRequestError(f"a member code must be a str, not {type(code).__name__}")
+    return _MatchArguments(lasting(profile), device_type, excluded, took_part, code)
 
 
 def _listed(several: Iterable[T] | None, name: str) -> tuple[T, ...]:
@@ -421,6 +430,8 @@ def _listed(several: Iterable[T] | None, name: str) -> tuple[T, ...]:
 
 
 def _surveys_of(quotas: Quotas | Iterable[Survey]) -> tuple[Survey, ...]:
+    if not isinstance(quotas, Quotas | Iterable):  # such as a coroutine that was not awaited
+        raise InvalidRequestError(f"an index is made from a Quotas or a list of surveys, not {quotas!r:.60}")
     surveys = quotas.surveys if isinstance(quotas, Quotas) else tuple(quotas)
     for survey in surveys:
         if not isinstance(survey, Survey):

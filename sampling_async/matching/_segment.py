@@ -57,7 +57,7 @@ class CompiledPart:
         self.diagnostics = program.diagnostics
         self._of_survey: defaultdict[int, int] = defaultdict(int)
         self._of_device: dict[int, int] = {}
-        self._excluding: defaultdict[tuple[int, int, int], int] = defaultdict(int)
+        self._excluding: defaultdict[tuple[int, int | None, int], int] = defaultdict(int)
         self.recontact = 0
         for bit, target in enumerate(self.targets):
             survey = target.survey

@@ -86,6 +86,13 @@ class MemberLine:
     open: dict[tuple[int, ...] | None, Flight] = field(factory=dict)
 
 
+def _are_same(one: Member, other: Member) -> bool:
+    try:
+        return one is other or one == other
+    except ValueError:  # of answers that are arrays
+        return False
+
+
 class Flights:
     """The flights of all members: those of one member go one after the other, and clicks share them.
 
@@ -105,7 +112,7 @@ class Flights:
         line, now = self._lines.get(member.member_code), anyio.current_time()
         flight = None if line is None else line.open.get(quota_ids)
         # One that all clicks have left asks for nothing more. This click gets its own, after that one.
-        if flight is not None and flight.member == member and flight.clicks:
+        if flight is not None and flight.clicks and _are_same(flight.member, member):
             flight.ends_at = max(flight.ends_at, now + seconds)
             return flight, False
         flight = Flight(member, quota_ids, began, now + min(_WATCH_SECONDS, seconds / 2), now + seconds)

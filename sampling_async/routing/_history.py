@@ -12,6 +12,7 @@ from attrs import field, frozen
 from sampling_async import DecodeError, Invite, from_json
 from sampling_async._contract.checks import whole_from_1
 from sampling_async._contract.records import hidden
+from sampling_async._contract.result_codes import ResultCode
 from sampling_async._pacing.steps import LoopYielder
 from sampling_async._protocol.lessons import LESSONS, Lesson, rule_for
 
@@ -82,6 +83,8 @@ def lesson_of(code: int | None) -> Lesson:
 
 def refused_until(code: int | None, now: float) -> float:
     """Return until when a pair with this refusal is left out."""
+    if code == ResultCode.MAX_DAILY_EXCEEDED:
+        return now // DAY * DAY + DAY  # the operators count by UTC days
     is_fault = lesson_of(code) in {Lesson.LATER, Lesson.STOP}
     return now + (_TECHNICAL_SECONDS if is_fault else DAY)
 

@@ -257,6 +257,7 @@ def _offer(target: Target, value: float, share: float) -> Offer:
 _SHARE: Final = 0.1  # of the newest measurement in the averages
 _FIRST_SECONDS: Final = 0.5  # of a request, before any was measured
 _FIRST_REFUSED: Final = 0.1  # the share of refusals, likewise
+_MOST_REQUESTS: Final = 1e6  # of one click, also if there is no end to its time
 _TOO_LATE: Final = 0.01  # the share of clicks that may end without a link because there was no time
 _MOST_UNUSED: Final = 1.0  # invites a click, on average, that are not used
 _DEVIATIONS: Final = 2.0
@@ -296,6 +297,6 @@ class RequestSizer:
         that would waste 1.4 invites on average, so it is two. With time for three requests it is one at a time.
         """
         refused = min(max(self._refused, 0.001), 0.95)
-        requests = max(1, int(seconds / self.usual))
+        requests = max(1, int(min(seconds / self.usual, _MOST_REQUESTS)))
         needed = ceil(log(_TOO_LATE) / log(refused) / requests)
         return max(1, min(needed, int((1 + _MOST_UNUSED) / (1 - refused)), _MOST))

@@ -7,6 +7,7 @@ import shutil
 import time
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -250,6 +251,8 @@ class SurveyRouter(BackgroundService):
         """
         require_instance(member, Member, "member", "a Member, with its code and its answers")
         member_code_of(member.member_code)
+        if quota_ids is not None:
+            require_instance(quota_ids, Iterable, "quota_ids", "a list of quota IDs")
         chosen = None if quota_ids is None else tuple(whole_id(each, "each of quota_ids") for each in quota_ids)
         seconds, began = number_above_0(within, "within", "seconds"), anyio.current_time()
         self._must_be_inside()

@@ -266,7 +266,7 @@ def _quota_ids(body: bytes) -> tuple[int, ...] | None:
     try:
         fields: Any = json.loads(body)
         quota_ids = tuple(fields["QuotaIDs"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     # Not isinstance(): JSON's true and false would count as whole numbers.
     if not all(type(each) is int and -_INT64 <= each < _INT64 for each in quota_ids):

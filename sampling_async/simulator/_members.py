@@ -9,6 +9,7 @@ condition whose list is empty or cannot be read is met by nobody.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -201,7 +202,7 @@ def _test(condition: QuestionAndAnswers) -> Callable[[ProfileAnswer], bool]:
         return begins
     wanted = {str(answer_id) for answer_id in condition.answer_ids} | set(condition.answer_values)
     return lambda answer: any(
-        str(one) in wanted for one in (answer if isinstance(answer, frozenset) else (answer,))
+        str(one) in wanted for one in (answer if isinstance(answer, AbstractSet | list | tuple) else (answer,))
     )
 
 

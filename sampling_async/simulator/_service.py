@@ -344,7 +344,8 @@ def _settle(panel: PanelState, state: MemberState, quota: LiveQuota) -> int:
     """Compute the result code that does not depend on the counts, and store it."""
     member, survey = state.member, quota.survey.survey
     fits = fits_of(quota.targets, member.profile)
-    if member.device_type_id not in survey.device_type_ids:
+    # As for a matcher, a survey that names no device is open to all.
+    if survey.device_type_ids and member.device_type_id not in survey.device_type_ids:
         code = ResultCode.DEVICETYPE_NOT_SUPPORTED_FOR_SURVEY
     elif survey.is_survey_recontact and not panel.is_wanted(quota.quota.quota_id, member.member_code):
         code = ResultCode.NO_RECONTACT_GID

@@ -181,11 +181,12 @@ class SurveyRouter:
         return live, router
 
     async def _leave(self) -> None:
-        if self._opening is None:
+        opening = self._opening
+        if opening is None:
             return
-        await asyncio.wait({self._opening})
-        if self._opening.exception() is None:
-            _, router = self._opening.result()
+        await asyncio.wait({opening})
+        if opening.exception() is None:
+            _, router = opening.result()
             if (close := self._loop.open.pop(router, None)) is not None:
                 await close()
 

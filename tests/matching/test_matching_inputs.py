@@ -27,6 +27,7 @@ from sampling_async.matching import (
     AGE_ANSWERS,
     MatchPolicy,
     Member,
+    Participation,
     QuestionKinds,
     QuotaIndex,
 )
@@ -49,6 +50,40 @@ def test_an_answer_from_an_iterator_is_read_once():
 
     assert len(index.match({OTHER: Once()}).certain) == 40
     assert index.explain({OTHER: Once()}, 99).truth == CERTAIN
+
+
+@pytest.mark.parametrize("listed", [["\uff11\uff10\uff11"], ["\uff11\uff10\uff11", "20 2"]])
+def test_postal_codes_in_digits_of_another_width_are_read(listed):
+    index = QuotaIndex([survey(quota([sub_quota(row(POSTAL, *listed))], quota_id=1))], kinds=KINDS)
+    assert list(index.match({POSTAL: "10115"}).certain) == [1]
+
+
+def test_a_band_without_a_lower_end_takes_no_longer_than_others():
+    kinds = QuestionKinds.default().with_age(AGE, {7: (-(2**31), 24)})
+    index = QuotaIndex([survey(quota([sub_quota(row(AGE, 7))], quota_id=1))], kinds=kinds)
+    assert len(index.match({AGE: 20}).certain) == 1
+
+
+@pytest.mark.parametrize("code", [5, ["a"], b"m"])
+def test_a_member_code_that_is_no_text_is_refused(code):
+    index = QuotaIndex([survey(quota(quota_id=1))])
+    with pytest.raises(InvalidRequestError, match="a member code must be a str"):
+        index.match({}, member_code=code)
+
+
+@pytest.mark.parametrize("wrong", [("55", 1, 9), (55, "1", 9), (55, 1, None), ([55], 1, 9)])
+def test_a_participation_has_ids(wrong):
+    with pytest.raises(InvalidRequestError, match="must be a whole number"):
+        Participation(*wrong)
+
+
+async def test_an_index_is_made_of_an_inventory():
+    async def get_quotas() -> None: ...
+
+    waiting = get_quotas()
+    with pytest.raises(InvalidRequestError, match="an index is made from"):
+        QuotaIndex(waiting)
+    await waiting
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from sampling_async.matching import (
     Allocate,
     Counts,
     PanelMatcher,
+    Participation,
     QuotaIndex,
     Sample,
     TopK,
@@ -315,11 +316,30 @@ def test_a_null_in_a_participation_hides_the_value_under_it():
         assert counted(PanelMatcher(index), pa.table({"participations": column})) == {1: (1, 0)}
 
 
+@pytest.mark.parametrize("wave", ["", '"wave_id": null, '])
+def test_a_participation_without_a_wave_is_one_of_all_waves(wave):
+    """Older partners learn of no waves."""
+    exclusions = (SurveyWaveExclusion(9, 0, (3,)), SurveyWaveExclusion(8, 1, (3,)))
+    surveys = [
+        survey(quota(quota_id=at), survey_id=at, survey_wave_exclusions=(each,))
+        for at, each in enumerate(exclusions, 1)
+    ]
+    lines = b"".join(
+        b'{"participations": [{"survey_id": %d, %b"status_id": 3}]}\n' % (survey_id, wave.encode())
+        for survey_id in (9, 8)
+    )
+    index = QuotaIndex(surveys)
+    assert counted(PanelMatcher(index), read_json(io.BytesIO(lines))) == {1: (1, 0), 2: (2, 0)}
+    for survey_id, quota_ids in ((9, [2]), (8, [1, 2])):
+        found = index.match({}, participations=[Participation(survey_id, None, 3)])
+        assert sorted(found.certain) == quota_ids
+
+
 @pytest.mark.parametrize("name", [b"wave", b"wave_\xe9"])
 def test_participations_without_a_field_are_refused_whatever_the_others_are_called(name):
     index = QuotaIndex([survey(ALL, survey_wave_exclusions=(SurveyWaveExclusion(9, 0, (3,)),))])
-    lines = b'{"participations": [{"survey_id": 9, "status_id": 3, "%b": 1}]}' % name
-    with pytest.raises(InvalidRequestError, match="'participations' of the panel has no 'wave_id' in"):
+    lines = b'{"participations": [{"survey_id": 9, "wave_id": 3, "%b": 1}]}' % name
+    with pytest.raises(InvalidRequestError, match="'participations' of the panel has no 'status_id' in"):
         PanelMatcher(index).run(read_json(io.BytesIO(lines))).read_all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import sqlite3
 import threading
@@ -11,6 +12,7 @@ from functools import partial
 
 import anyio
 import httpx
+import numpy as np
 import pytest
 from anyio import wait_all_tasks_blocked
 from attrs import evolve
@@ -339,9 +341,32 @@ async def test_a_member_who_is_refused_as_such_gets_nothing_more_on_this_day():
         assert (await click(router)).status is NONE_OPEN
         assert router.offers(MEMBER) == []
         assert panel.asked == [("m-1", 2)]
-        clock.now += 86_400
         panel.answers.clear()
+        midnight = (clock.now // 86_400 + 1) * 86_400
+        clock.now = midnight - 1
+        assert (await click(router)).status is NONE_OPEN
+        clock.now = midnight + 1  # the operators count by UTC days
         assert (await click(router)).status is ROUTED
+
+
+async def test_answers_that_are_arrays_are_compared_too():
+    member = Member("m-1", {**MEMBER.profile, 5: np.array([1, 2])})
+    async with router_of(Panel(1)) as router:
+        results = [await click(router, member), await click(router, member, within=math.inf)]
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(click, router, Member("m-2", dict(member.profile)))
+    assert [each.status for each in results] == [ROUTED, ROUTED]
+
+
+async def test_surveys_to_leave_out_are_left_out_of_each_request():
+    panel = Panel(1, 2)
+    panel.answers[2] = ResultCode.MEMBER_DOES_NOT_MATCH_QUOTA
+    async with router_of(panel) as router:
+        surveys = [offer.survey_id for offer in router.offers(MEMBER) if offer.quota_id == 1]
+        member = Member("m-1", MEMBER.profile, exclude_surveys=iter(surveys))
+        assert (await click(router, member)).status is NONE_OPEN
+    assert panel.asked == [("m-1", 2)]
 
 
 async def test_a_fault_of_the_service_leaves_the_pair_out_for_minutes():

@@ -205,7 +205,10 @@ def as_integers(column: Any) -> Any:
         # Arrow 26 refuses all numbers of the narrow types.
         column = column.cast(pa.decimal128(kind.precision, kind.scale)) if kind.bit_width < _WIDE else column
     elif is_text(kind):
-        column = pc.utf8_trim_whitespace(column)
+        try:
+            column = pc.utf8_trim_whitespace(column)
+        except pa.ArrowInvalid:
+            raise TypeError("texts that are not UTF-8") from None
         column = pc.if_else(pc.equal(column, ""), None, column)
     elif kind.id not in WHOLE and not pa.types.is_null(kind):
         raise TypeError(kind)

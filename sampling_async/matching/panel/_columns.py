@@ -54,7 +54,7 @@ OTHERS: Final = frozenset({MEMBER_CODE, DEVICE, EXCLUDED, PARTICIPATIONS})
 _SINGLE: Final = frozenset({"age", "postal"})
 _UNSIGNED: Final = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _WIDEST_TABLE: Final = 2**20
-_PARTICIPATION: Final = ("survey_id", "wave_id", "status_id")
+_NEEDED: Final = ("survey_id", "status_id")  # of a participation
 
 
 class Several(NamedTuple):
@@ -349,15 +349,20 @@ def _participations(column: Any, source: CompactInventory, first: int) -> Severa
         )
     values, member = flat(column)
     # Not by their names, which need not be UTF-8.
-    missing = [name for name in sorted(_PARTICIPATION) if column.type.value_type.get_field_index(name) < 0]
+    missing = [name for name in sorted(_NEEDED) if column.type.value_type.get_field_index(name) < 0]
     if missing:
         raise InvalidRequestError(f"column {PARTICIPATIONS!r} of the panel has no {missing[0]!r} in its lists")
-    fields = [numbers(values.field(name), PARTICIPATIONS, first, member) for name in _PARTICIPATION]
+    (survey_ids, has_survey), (status_ids, has_status) = (
+        numbers(values.field(name), PARTICIPATIONS, first, member) for name in _NEEDED
+    )
+    # Older partners learn of no waves. Wave 0 is one that only exclusions of all waves mean.
+    waves = np.zeros(len(values), dtype=np.int64)
+    if values.type.get_field_index("wave_id") >= 0:
+        numbered, is_there = numbers(values.field("wave_id"), PARTICIPATIONS, first, member)
+        waves[is_there] = numbered[is_there]
     # No survey of the inventory excludes most participations: drop them first.
-    is_known = np.isin(fields[0][0], [survey_id for survey_id, _, _ in source.excluding])
-    is_known &= booleans(values.is_valid())
-    for _, is_there in fields:
-        is_known &= is_there
+    is_known = np.isin(survey_ids, [survey_id for survey_id, _, _ in source.excluding])
+    is_known &= booleans(values.is_valid()) & has_survey & has_status
 
     def excluding(key: Sequence[int]) -> set[int]:
         survey_id, wave_id, status_id = key
@@ -365,7 +370,7 @@ def _participations(column: Any, source: CompactInventory, first: int) -> Severa
         participations = {(survey_id, wave_id, status_id), (survey_id, 0, status_id)}
         return {place for each in participations for place in source.excluding.get(each, ())}
 
-    return _places_of([field[is_known] for field, _ in fields], member[is_known], excluding)
+    return _places_of([each[is_known] for each in (survey_ids, waves, status_ids)], member[is_known], excluding)
 
 
 def _places_of(

@@ -19,6 +19,7 @@ from attrs import frozen
 from sampling_async import InvalidRequestError
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.extras import install
+from sampling_async._private_files import require_utf8
 from sampling_async.matching.panel._arrow import booleans, is_text, lists_of, pa, settled
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def opened(
     """
     if is_query(panel):
         return _of_query(panel, wanted, renamed)
-    path = Path(panel)
+    path = require_utf8(Path(panel))
     kind = path.suffix.lower()
     if kind not in INPUTS:
         raise InvalidRequestError(
@@ -240,11 +241,12 @@ def _of_parquet(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) 
 
 def _of_csv(path: Path, wanted: frozenset[str], renamed: Mapping[str, str]) -> PanelFile:
     names = next(_csv_batches(path)).schema.names
-    other = next((mark for mark in ";\t|" if mark in names[0]), None) if len(names) == 1 else None
-    if other is not None:
+    other = next((mark for mark in ";\t|" if mark in names[0]), "") if len(names) == 1 else ""
+    skip = "skip=1, " * names[0].startswith("sep=")
+    if other or skip:
         raise InvalidRequestError(
-            f"{path}: commas must divide its columns, and {other!r} seems to; a DuckDB query reads such files: "
-            f"FROM read_csv('FILE', delim={other!r}, header=true, all_varchar=true)"
+            f"{path}: commas must divide its columns, from the first line on; a DuckDB query reads others: "
+            f"FROM read_csv('FILE', delim={(other or ',')!r}, {skip}header=true, all_varchar=true)"
         )
     _check_names(path, names, renamed, wanted)
     kept = [name for name in names if renamed.get(name, name) in wanted]

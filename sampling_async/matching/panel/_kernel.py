@@ -186,7 +186,8 @@ class Kernel:
         self._places = {id_: place for place, id_ in enumerate(small)}
         self._fillers = list(self._made_fillers())
         self._lists = {
-            quota_id: pa.array(sorted(codes), pa.string())
+            # A code that is not UTF-8 is in no panel.
+            quota_id: pa.array(sorted(filter(_is_utf8, codes)), pa.string())
             for quota_id, codes in source.lists.items()
             if columns.has_codes
         }
@@ -367,3 +368,11 @@ def _combine_rest(
         count = len(places)
         rows.take(places, 0, some[:count], "clip")
         op(out[:count], some[:count], out=out[:count])
+
+
+def _is_utf8(code: str) -> bool:
+    try:
+        code.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
