@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sampling_async._contract.errors import InvalidRequestError
-
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -147,12 +145,3 @@ def _refuse_foreign_link(path: Path) -> None:
 
 def _refusal(path: Path, reason: str) -> OSError:
     return PermissionError(errno.EPERM, f"{path.name} {reason}; {_WAY_OUT}", str(path))
-
-
-def require_utf8(path: Path) -> Path:
-    """Return a path whose text is UTF-8: pyarrow opens no other."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError(f"{str(path)!r}: its name must be UTF-8; give it another one") from None
-    return path

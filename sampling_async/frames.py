@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, get_
 
 import anyio
 
-from sampling_async._contract.checks import count_of, text_of, whole_number
+from sampling_async._contract.checks import count_of, require_utf8, text_of, whole_number
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.frames import ROWS
 from sampling_async._pacing.threads import join_uncancelled, start
-from sampling_async._private_files import make_private, require_utf8
+from sampling_async._private_files import make_private
 from sampling_async._protocol.results import (
     OUTCOME_COLUMNS,
     OutcomeStatus,

@@ -18,10 +18,10 @@ from sampling_async import DecodeError, InvalidRequestError, Quotas, Survey, fro
 from sampling_async._cli import _rendering as show
 from sampling_async._cli._connection import needs
 from sampling_async._cli._files import check_place, read_labels, read_rates
-from sampling_async._contract.checks import count_of
+from sampling_async._contract.checks import count_of, require_utf8
 from sampling_async._contract.currencies import PLACES_ALONE, not_compared
 from sampling_async._contract.records import wire_name
-from sampling_async._private_files import require_utf8, written_whole
+from sampling_async._private_files import written_whole
 from sampling_async.matching import Allocate, Counts, PanelMatcher, QuotaIndex, Sample
 from sampling_async.matching.panel import INVITES_LEFT, MEMBER_CODE, OTHERS, alike, is_query
 from sampling_async.matching.panel import _files as files

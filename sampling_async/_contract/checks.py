@@ -13,6 +13,7 @@ from sampling_async._contract.errors import InvalidRequestError
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+    from pathlib import Path
     from types import UnionType
 
     from attrs import Attribute
@@ -112,6 +113,15 @@ def require_flags(**flags: object) -> None:
     """Check options that are True or False. A text such as "false" would count as true."""
     for name, value in flags.items():
         require_instance(value, bool, name, "True or False")
+
+
+def require_utf8(path: Path) -> Path:
+    """Return a path whose text is UTF-8: pyarrow opens no other."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{str(path)!r}: its name must be UTF-8; give it another one") from None
+    return path
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -17,10 +17,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
+from sampling_async._contract.checks import require_utf8
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.extras import install
 from sampling_async._contract.frames import stream_of
-from sampling_async._private_files import make_private, require_utf8
+from sampling_async._private_files import make_private
 from sampling_async.campaign._ledger import CampaignLedger
 from sampling_async.campaign._summing import summary_of
 from sampling_async.matching.panel._arrow import pa

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import count_of
+from sampling_async._contract.checks import count_of, require_utf8
 from sampling_async._contract.extras import install
-from sampling_async._private_files import require_utf8
 from sampling_async.matching.panel._arrow import booleans, is_text, lists_of, pa, settled
 
 if TYPE_CHECKING:
