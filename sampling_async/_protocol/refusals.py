@@ -99,7 +99,7 @@ _EXCERPT: Final = 200  # characters of the body in an error
 _EXCERPTED: Final = 2**16  # bytes of the body that are cleaned for it
 _JUDGED: Final = 2**20  # bytes of a body that may be a refusal: parsing many more would stall the event loop
 _ESCAPED: Final = re.compile(
-    r"(?:\\+|%)u(?P<hex>[0-9a-fA-F]{4})|&#(?:[xX](?P<entity>[0-9a-fA-F]{1,6})|(?P<decimal>[0-9]{1,7}));"
+    r"(?:\\{1,4}|%)u(?P<hex>[0-9a-fA-F]{4})|&#(?:[xX](?P<entity>[0-9a-fA-F]{1,6})|(?P<decimal>[0-9]{1,7}));"
 )
 _NAMED: Final = re.compile(r"&[A-Za-z][A-Za-z0-9]{1,31};")
 _LONGEST_ESCAPE: Final = 10
