@@ -15,7 +15,7 @@ from sampling_async._cli._commands import CommandGroup, Group
 from sampling_async._cli._connection import ServiceOptions, loaded
 from sampling_async._cli._files import LABELS_HELP, RATES_HELP
 from sampling_async._cli._match import MatchOptions
-from sampling_async._cli._options import SHOWN, argument, beyond, given, names_in, option
+from sampling_async._cli._options import SHOWN, argument, beyond, given, is_plain, names_in, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ def _parsed(name: str, text: str, option: str) -> Any:
         return text
     parse: Callable[[str], float] = int if name in {"concurrency", "max_invites"} else float
     try:
-        value = parse(text if text.isascii() and "_" not in text else "")  # Python would take 1_5 for 15
+        value = parse(text if is_plain(text) else "")
     except ValueError:
         kind = "a whole number" if parse is int else "a number"
         raise InvalidRequestError(f"{option} must be {kind} or {NONE}, not {text[:SHOWN]!r}") from None

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from sampling_async import __version__
 from sampling_async._cli._connection import CONNECTION, KEY_VARIABLE, ended_by_failure
-from sampling_async._cli._options import SHOWN, beyond, flag, takes
+from sampling_async._cli._options import SHOWN, beyond, flag, is_plain, takes
 from sampling_async._cli._signals import release_signals
 from sampling_async._cli._tally import EXIT_CODES
 
@@ -216,8 +216,7 @@ class Command(TyperCommand):
             given = ctx.params.get(each.name)
             values = given if isinstance(given, list | tuple) else (given,)
             text = str(written.get(each.name))
-            is_plain = text.isascii() and "_" not in text  # Python would take 1_5 for 15
-            if not is_plain and any(type(value) in {int, float} for value in values):
+            if not is_plain(text) and any(type(value) in {int, float} for value in values):
                 raise typer.BadParameter(f"{text[:SHOWN]!r} is not a plain number", ctx=ctx, param=each)
             for value in values:
                 # An ID and a seed may be as large as the service and the generators take them.

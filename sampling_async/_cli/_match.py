@@ -122,8 +122,9 @@ class MatchOptions:
         """Return how questions are matched, with the age bands that were given or lie beside the panel."""
         kinds, file = QuestionKinds.default(), self.bands
         if file is None and panel is not None:
+            beside = bands_file(panel)
             with suppress(OSError):  # of a panel whose name no file can have, as a query
-                file = bands_file(panel) if bands_file(panel).is_file() else None
+                file = beside if beside.is_file() else None
         if file is None:
             return kinds
         (question_id,) = kinds.age

@@ -36,6 +36,11 @@ def beyond(value: float, *, is_count: bool) -> str:
     return "is too close to 0" if 0 < abs(value) < least else ""
 
 
+def is_plain(text: str) -> bool:
+    """Return whether Python reads a number in a text as others do: it would take 1_5 for 15."""
+    return text.isascii() and "_" not in text
+
+
 def option(
     metavar: str, help_text: str, *names: str, default: Any = None, panel: str | None = None, **more: Any
 ) -> Any:

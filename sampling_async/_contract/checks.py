@@ -115,12 +115,19 @@ def require_flags(**flags: object) -> None:
         require_instance(value, bool, name, "True or False")
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be encoded as UTF-8: halves of surrogate pairs cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def require_utf8(path: Path) -> Path:
     """Return a path whose text is UTF-8: pyarrow opens no other."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError(f"{str(path)!r}: its name must be UTF-8; give it another one") from None
+    if not is_utf8(str(path)):
+        raise InvalidRequestError(f"{str(path)!r}: its name must be UTF-8; give it another one")
     return path
 
 

@@ -20,7 +20,7 @@ from weakref import ref
 
 from sampling_async._contract.errors import JournalError
 from sampling_async._journal.database import beside, remove
-from sampling_async._journal.lock import FORM, Damage, Header, JournalLock, sync_folder
+from sampling_async._journal.lock import FORM, Damage, Header, JournalLock, of_other_form, sync_folder
 from sampling_async._journal.mending import salvage
 from sampling_async._journal.rows import APPLICATION, DIGEST, SENT, UNREADABLE, JournalRows, Note
 from sampling_async._private_files import make_private, require_private, target_of, written_whole
@@ -217,9 +217,7 @@ class JournalFile:
         if form != FORM:
             if had_rows:
                 raise Damage("the number of the file format was changed")
-            raise JournalError(
-                f"has file format {form}, but this version reads only format {FORM}", path=self.path
-            )
+            raise of_other_form(form, self.path)
         self._refuse_others(rows)
         if header is None:
             raise Damage(f"{self._lock.path.name}, which belongs to it, is missing")

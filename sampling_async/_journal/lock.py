@@ -48,6 +48,10 @@ class Header(NamedTuple):
     digest: bytes
 
 
+def of_other_form(form: int, journal: Path) -> JournalError:
+    return JournalError(f"has file format {form}, but this version reads only format {FORM}", path=journal)
+
+
 _locks: Final[WeakSet[JournalLock]] = WeakSet()
 
 
@@ -123,10 +127,7 @@ class JournalLock:
                 return header
         other = _OF_ANY_FORM.match(line)
         if other is not None and int(other[1]) != FORM and line == _checked(line[: -2 * _CHECK_BYTES - 1]):
-            form = int(other[1])
-            raise JournalError(
-                f"has file format {form}, but this version reads only format {FORM}", path=self._journal
-            )
+            raise of_other_form(int(other[1]), self._journal)
         raise Damage(f"{self.path.name}, which belongs to it, was changed")
 
     def _line(self) -> bytes:

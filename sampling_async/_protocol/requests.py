@@ -140,7 +140,7 @@ def cursor_of(value: Text) -> str:
 
 
 def _quota_ids_of(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    # Bytes are numbers too, and would be asked for as IDs.
+    # Bytes are numbers too, and would be requested as IDs.
     if not isinstance(values, Iterable) or isinstance(values, bytes | bytearray | memoryview):
         raise InvalidRequestError(
             "quota_ids must be an iterable of quota IDs; only stream_bulk_invite takes an async iterable"

@@ -25,7 +25,7 @@ from sampling_async._contract.checks import shown
 from sampling_async._contract.errors import InvalidRequestError, is_test_failure
 from sampling_async._pacing.timeline import BODY, FIRST_BYTE
 from sampling_async._wire.bodies import RequestBody
-from sampling_async._wire.failures import LIBRARIES, is_any, was_never_sent
+from sampling_async._wire.failures import LIBRARIES, was_never_sent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -209,10 +209,7 @@ class Watch:
 
     def failed(self, exc: BaseException) -> None:
         """Record an error, which may prove that there was no connection."""
-        # An error of httpcore may be of another request, such as one of an application behind ASGITransport.
-        engine = type(exc.__cause__).__module__.split(".")[0]
-        is_ours = engine not in LIBRARIES.values() or self._has_connected or is_any(exc, "PoolTimeout")
-        if self._is_unsent and is_ours and was_never_sent(exc):
+        if self._is_unsent and was_never_sent(exc, has_connected=self._has_connected):
             self._sent(False)
 
     async def trace(self, event: str, given: Mapping[str, Any]) -> None:

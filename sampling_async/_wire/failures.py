@@ -103,14 +103,18 @@ def way_of(scheme: str, *, has_proxy: bool, environment: Mapping[str, str]) -> s
     return f"; {unused} is set but not used: give proxy= or set SAMPLING_PROXY" if unused else ""
 
 
-def was_never_sent(exc: BaseException) -> bool:
+def was_never_sent(exc: BaseException, *, has_connected: bool = True) -> bool:
     """Return whether an error proves that there was no connection, so that nothing was sent.
 
     Adapters of other libraries also use these error types for connections that were lost after the request. So
-    only errors that httpcore or the standard library caused are a proof.
+    only errors that httpcore or the standard library caused are a proof. One of httpcore may be of another
+    request, such as one of an application behind ASGITransport: it is a proof only if this request was seen to
+    connect (`has_connected`), or had to wait in the pool.
     """
-    knows = exc.__cause__ is None or type(exc.__cause__).__module__.split(".")[0] in _KNOWING
-    return knows and is_any(exc, *_NEVER_SENT)
+    cause = "" if exc.__cause__ is None else type(exc.__cause__).__module__.split(".")[0]
+    if cause in LIBRARIES.values() and not (has_connected or is_any(exc, "PoolTimeout")):
+        return False
+    return (not cause or cause in _KNOWING) and is_any(exc, *_NEVER_SENT)
 
 
 def _certificate_refusal(exc: BaseException | None) -> ssl.SSLCertVerificationError | None:

@@ -171,7 +171,7 @@ def _entry(hit: Receipt, fields: Fields, signatures: Signatures) -> Entry:
         fields=json.dumps(fields),
         verified=verified,
         end=end,
-        undated=isinstance(record, QuotaStatus | SurveyClosed) and record.at is None,
+        undated=isinstance(record, QuotaStatus) and record.at is None,
     )
 
 

@@ -113,7 +113,7 @@ class Entry:
         reason: Why it was not understood.
         verified: Whether the signature over survey, wave and member was there, and right.
         end: How a member's survey ended; None for the other kinds.
-        undated: Whether it is a closing without a readable time, which counts from when it came.
+        undated: Whether it closes a quota without a readable time, and so counts from when it came.
         fact_key: The `Fact.key` of the fact that this becomes if it is a new one. The fact keeps it when its
             `key` and `identity` change.
     """

@@ -124,7 +124,7 @@ def said_again(run: Callable[..., Any], entry: Entry) -> Entry | None:
     is after that of the last one: the revenue was corrected back.
     """
     end, since = entry.end, None
-    if entry.undated and entry.rank is not None:
+    if entry.undated:
         (since,) = run(
             # Only openings have an even rank.
             "SELECT max(rank) FROM facts WHERE key = ? AND rank = 2 * (rank / 2)"

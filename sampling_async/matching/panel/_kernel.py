@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from sampling_async._contract.checks import is_utf8
 from sampling_async._pacing.gc_pauses import defer_full_gc
 from sampling_async.matching.panel._arrow import booleans, member_codes, pa, pc
 from sampling_async.matching.panel._columns import (
@@ -187,7 +188,7 @@ class Kernel:
         self._fillers = list(self._made_fillers())
         self._lists = {
             # A code that is not UTF-8 is in no panel.
-            quota_id: pa.array(sorted(filter(_is_utf8, codes)), pa.string())
+            quota_id: pa.array(sorted(filter(is_utf8, codes)), pa.string())
             for quota_id, codes in source.lists.items()
             if columns.has_codes
         }
@@ -368,11 +369,3 @@ def _combine_rest(
         count = len(places)
         rows.take(places, 0, some[:count], "clip")
         op(out[:count], some[:count], out=out[:count])
-
-
-def _is_utf8(code: str) -> bool:
-    try:
-        code.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
