@@ -51,6 +51,14 @@ def is_of_the_system(exc: BaseException) -> bool:
     return isinstance(exc, OSError) and exc.errno is not None
 
 
+def _is_of_this_call(exc: OSError) -> bool:
+    """Return whether the call to the system raised an error, in the frame that caught it.
+
+    A signal handler may raise after a `send` that took everything. Its error has one more frame, its own.
+    """
+    return is_of_the_system(exc) and exc.__traceback__ is not None and exc.__traceback__.tb_next is None
+
+
 class Wire:
     """An open connection. Closing is immediate; a connection that is dropped closes itself."""
 
@@ -102,9 +110,7 @@ class Wire:
 
     def _sent_no_byte(self, exc: OSError) -> bool:
         """Return whether an error of `send` proves that no byte was sent. Under TLS it never does."""
-        # A signal handler may raise after a `send` that took everything. Its error has one more frame, its own.
-        is_ours = exc.__traceback__ is not None and exc.__traceback__.tb_next is None
-        return is_ours and self._tls is None and is_of_the_system(exc)
+        return self._tls is None and _is_of_this_call(exc)
 
     async def receive(self, seconds: float = inf) -> bytes:
         """Return the next bytes, or none at the end of the connection.
@@ -139,8 +145,10 @@ class Wire:
         if sys.platform == "linux" and self._is_tcp:
             try:
                 left = fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, _NUMBER)
-            except OSError:  # a sandbox that does not know it
-                return
+            except OSError as exc:
+                if not _is_of_this_call(exc):
+                    raise
+                return  # a sandbox that does not know it
             if left != _NUMBER and int.from_bytes(left, sys.byteorder) >= asked:
                 raise OSError(
                     errno.EPROTO, "bytes came before the request had arrived, so they are not its response"

@@ -149,20 +149,38 @@ def test_mode_39_the_reported_delivery_is_true_whichever_line_is_interrupted(exc
 @pytest.mark.parametrize("exception", [Alarm, BrokenPipeError])
 def test_mode_39_a_sent_request_does_not_look_unsent_if_the_result_of_send_is_lost(exception, backend):
     """A handler that writes to a broken pipe raises the same exception as a broken connection."""
-
-    def send(file: str, function: str) -> bool:
-        return file.endswith("_wire/sockets.py") and function == "send"
-
     with FaultServer() as server:
-        # Python 3.12.1 tells of the instructions of a function from its second run on.
-        never = Raising(exception(32, "of a log"), 1_000_000, instructions=True, where=send)
-        Struck(server, never, backend=backend, warm=True)
-        trials: list[Struck] = []
-        while not trials or trials[-1].raising.struck:
-            raising = Raising(exception(32, "of a log"), len(trials), instructions=True, where=send)
-            trials.append(Struck(server, raising, backend=backend, warm=True))
+        trials = swept_by_instructions(server, exception, "send", backend)
     assert [trial.lie for trial in trials if trial.lie] == []
     assert {trial.processed for trial in trials} == {0, 1}
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_mode_39_an_exception_is_not_taken_for_a_system_that_lacks_the_check_of_a_response(backend):
+    """The check asks the kernel, which may refuse with an OSError; a TimeoutError of a handler is one too."""
+    with FaultServer() as server:
+        *trials, whole = swept_by_instructions(server, TimeoutError, "_check_request_arrived", backend)
+    assert trials
+    assert [trial.raising.struck for trial in trials if trial.caught is None] == []
+    assert whole.caught is None
+
+
+def swept_by_instructions(
+    server: FaultServer, exception: type[BaseException], function: str, backend: str
+) -> list[Struck]:
+    """Interrupt a call before each instruction of one function of the sockets, and then not at all."""
+
+    def where(file: str, name: str) -> bool:
+        return file.endswith("_wire/sockets.py") and name == function
+
+    # Python 3.12.1 tells of the instructions of a function from its second run on.
+    never = Raising(exception(32, "of a log"), 1_000_000, instructions=True, where=where)
+    Struck(server, never, backend=backend, warm=True)
+    trials: list[Struck] = []
+    while not trials or trials[-1].raising.struck:
+        raising = Raising(exception(32, "of a log"), len(trials), instructions=True, where=where)
+        trials.append(Struck(server, raising, backend=backend, warm=True))
+    return trials
 
 
 def without_frames(exc: BaseException | None) -> None:
