@@ -644,8 +644,6 @@ class SamplingClient:
         require_flags(include_routables=include_routables, strict=strict)
         number_above_0(cache_max_age, "cache_max_age", "seconds")
         if cache is not None:
-            if not isinstance(cache, str | os.PathLike) or not str(cache):
-                raise InvalidRequestError(f"cache must be the path of a file, not {cache!r:.40}")
             owner = f"{self._base_url} {self._panel_guid} {include_routables}"
             file = CacheFile(cache, owner, cache_max_age)
         return QuotaWatch(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import operator
+import os
 from datetime import datetime
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 from uuid import UUID
 
 from sampling_async._contract.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
-    from pathlib import Path
     from types import UnionType
 
     from attrs import Attribute
@@ -113,6 +113,26 @@ def require_flags(**flags: object) -> None:
     """Check options that are True or False. A text such as "false" would count as true."""
     for name, value in flags.items():
         require_instance(value, bool, name, "True or False")
+
+
+def file_path(value: object, name: str) -> Path:
+    """Return the path of a file: without NUL, and one that the system can encode."""
+    if isinstance(value, str | os.PathLike):
+        given = os.fspath(value)
+        if isinstance(given, str) and Path(given).name and "\0" not in given and _can_be_encoded(given):
+            return Path(given)
+    given = "this text" if isinstance(value, str) else type(value).__name__
+    raise InvalidRequestError(
+        f"{name} must be a str or a path object that names a file, without NUL, not {given}"
+    )
+
+
+def _can_be_encoded(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_utf8(text: str) -> bool:

@@ -7,12 +7,10 @@ sent are sent. This module is the user's view of a journal. `JournalRun` is the 
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, get_args
 
-from sampling_async._contract.checks import require_flags
+from sampling_async._contract.checks import file_path, require_flags
 from sampling_async._contract.errors import InvalidRequestError
 from sampling_async._contract.frames import stream_of, table_of
 from sampling_async._contract.records import safe_repr
@@ -23,7 +21,9 @@ from sampling_async._protocol.requests import member_code_of
 from sampling_async._protocol.results import OutcomeStatus, outcome_batches, outcome_schema
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from pathlib import Path
 
     from sampling_async._contract.checks import Text
     from sampling_async._journal.file import JournalFile
@@ -78,10 +78,14 @@ class Journal:
         only_input: bool = False,
     ) -> None:
         require_flags(resend_unknown=resend_unknown, accept_damage=accept_damage, only_input=only_input)
+        try:
+            pairs = frozenset((each.member_code, each.quota_id) for each in settled)
+        except (AttributeError, TypeError) as exc:
+            raise InvalidRequestError("settled must be SettledPairs, such as those of OutcomeLedger") from exc
         self._run = JournalRun(
-            _path_of(path),
+            file_path(path, "a journal's path"),
             resend_unknown=resend_unknown,
-            settled=frozenset((each.member_code, each.quota_id) for each in settled),
+            settled=pairs,
             accept_damage=accept_damage,
             only_input=only_input,
         )
@@ -160,7 +164,7 @@ class Journal:
             JournalError: The journal does not exist, is damaged, or is in use by another process; or the copy
                 cannot be written.
         """
-        target = _path_of(path)
+        target = file_path(path, "a journal's path")
         if self._run.file is not None:
             await in_thread(self._run.file.back_up, target)
         else:
@@ -293,27 +297,3 @@ def _read(requests: Iterable[JournaledRequest], path: Path) -> list[InviteOutcom
 
 def _counted(requests: Iterable[JournaledRequest], _path: Path) -> Counter[OutcomeStatus]:
     return Counter(status_of(line) for request in requests for line in request.lines.values())
-
-
-def _path_of(path: str | os.PathLike[str]) -> Path:
-    """Return a path after a check.
-
-    Raises:
-        InvalidRequestError: No file can have this path.
-    """
-    if isinstance(path, str | os.PathLike):
-        given = os.fspath(path)
-        if isinstance(given, str) and Path(given).name and "\0" not in given and _can_be_encoded(given):
-            return Path(given)
-    raise InvalidRequestError(
-        "a journal's path must be a str or a path object that names a file, without NUL, not "
-        f"{(type(path).__name__ if not isinstance(path, str) else 'this text')}"
-    )
-
-
-def _can_be_encoded(path: str) -> bool:
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 from attrs import asdict
 
+from sampling_async._contract.checks import file_path
 from sampling_async._json.converter import plain_json
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._version import __version__
@@ -41,7 +42,7 @@ class SnapshotServer(BackgroundService):
         self, path: str | os.PathLike[str], host: str, name: str | None, read: Callable[[], Snapshot]
     ) -> None:
         super().__init__()
-        self._path = os.path.abspath(os.fspath(path))  # noqa: PTH100  the host may change its folder
+        self._path = os.path.abspath(file_path(path, "path"))  # noqa: PTH100  the host may change its folder
         self._made: tuple[int, int] | None = None  # the socket's device and inode
         self._host, self._name = host, name
         self._read = read

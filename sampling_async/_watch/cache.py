@@ -12,11 +12,11 @@ import time
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve
 
+from sampling_async._contract.checks import file_path
 from sampling_async._contract.errors import DecodeError
 from sampling_async._contract.records import Quotas, Survey
 from sampling_async._json.converter import from_json, plain_json, to_json
@@ -38,7 +38,7 @@ class CacheFile:
     """The file of one watch. An inventory older than `max_age` seconds, or of another `owner`, is not used."""
 
     def __init__(self, path: str | os.PathLike[str], owner: str, max_age: float) -> None:
-        self._path = Path(path)
+        self._path = file_path(path, "cache")
         self._owner = blake2b(owner.encode(), digest_size=16).hexdigest()
         self._max_age = max_age
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -10,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sampling_async import SamplingClient
-from sampling_async._contract.checks import number_above_0, require_functions, require_instance, whole_number
+from sampling_async._contract.checks import (
+    file_path,
+    number_above_0,
+    require_functions,
+    require_instance,
+    whole_number,
+)
 from sampling_async._contract.errors import (
     BadRequestError,
     DecodeError,
@@ -35,6 +40,7 @@ from sampling_async.notifications._settling import record, settle
 from sampling_async.notifications._stores import store_of
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from sampling_async import InviteOutcome, Quotas, Survey
@@ -146,14 +152,13 @@ class Campaign:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require_instance(client, SamplingClient | None, "client", "a SamplingClient, or None to only plan")
-        require_instance(ledger, str | os.PathLike, "ledger", "the path of a file, such as 'night.ledger'")
         require_instance(allocate, Allocate | None, "allocate", "an Allocate, such as Allocate(per_member=5)")
         require_instance(lessons, Mapping | None, "lessons", "rules by result code, such as {9: Lesson.QUOTA}")
         require_instance(limits, Limits | None, "limits", "a Limits, such as Limits(max_invites=1000)")
         require_instance(columns, Mapping | None, "columns", "names by column, such as {'age': '2006352'}")
         require_kinds_and_policy(kinds, policy)
         require_functions(wall_clock=wall_clock, clock=clock)
-        self.ledger = Path(ledger)
+        self.ledger = file_path(ledger, "ledger")
         self._client, self._panel = client, panel
         # Each plan reads it.
         self._inventory = tuple(inventory) if isinstance(inventory, Iterator) else inventory

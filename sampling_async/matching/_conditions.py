@@ -13,11 +13,23 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    get_args,
+)
 
 from attrs import field, frozen
 
 from sampling_async import InvalidRequestError
+from sampling_async._contract.checks import require_instance, shown, whole_id
 from sampling_async._contract.records import AGE_BANDS, OPEN_AGE
 from sampling_async.matching._bits import S, without
 
@@ -104,7 +116,29 @@ _DIGITS: Final = 19
 
 
 def _as_set(question_ids: Iterable[int]) -> frozenset[int]:
-    return frozenset(question_ids)
+    require_instance(question_ids, Iterable, "questions of a kind", "several question IDs, such as {1001042}")
+    return frozenset(whole_id(each, "a question ID") for each in question_ids)
+
+
+def _checked(age: Mapping[int, Bands]) -> dict[int, dict[int, tuple[int, int]]]:
+    require_instance(age, Mapping, "age", "age bands by question ID")
+    return {whole_id(each, "a question ID"): _checked_bands(bands) for each, bands in age.items()}
+
+
+def _checked_bands(bands: Bands) -> dict[int, tuple[int, int]]:
+    require_instance(bands, Mapping, "bands", "years by answer ID, such as {9000001: (18, 29)}")
+    return {answer_id: _checked_band(answer_id, band) for answer_id, band in bands.items()}
+
+
+def _checked_band(answer_id: int, band: object) -> tuple[int, int]:
+    match band:
+        case (SupportsIndex() as first, SupportsIndex() as last):
+            years = operator.index(first), operator.index(last)
+            if years[0] <= years[1]:
+                return years
+    raise InvalidRequestError(
+        f"age band {answer_id} must be its first and its last year, such as (18, 29), not {shown(band)}"
+    )
 
 
 @frozen
@@ -123,7 +157,7 @@ class QuestionKinds:
         ids: Questions whose answer IDs come as texts in AnswerValues, as DMA and MSA do.
     """
 
-    age: Mapping[int, Bands] = field(factory=dict[int, "Bands"])
+    age: Mapping[int, Bands] = field(factory=dict[int, "Bands"], converter=_checked)
     postal: frozenset[int] = field(factory=frozenset[int], converter=_as_set)
     ids: frozenset[int] = field(factory=frozenset[int], converter=_as_set)
 
@@ -138,14 +172,9 @@ class QuestionKinds:
         """Return a copy with one more age question, or with other bands for it.
 
         Raises:
-            InvalidRequestError: A band ends before it begins.
+            InvalidRequestError: A band is not two whole numbers, or ends before it begins.
         """
-        for answer_id, (first, last) in bands.items():
-            if first > last:
-                raise InvalidRequestError(
-                    f"age band {answer_id} begins at {first}, but ends before that, at {last}"
-                )
-        return QuestionKinds({**self.age, question_id: dict(bands)}, self.postal, self.ids)
+        return QuestionKinds({**self.age, question_id: bands}, self.postal, self.ids)
 
     def kind_of(self, question_id: int) -> Kind:
         """Return how a question is matched."""
@@ -171,7 +200,8 @@ class QuestionKinds:
         # The usual case first. `type(...) is`, because a bool is an `int` too, and is refused below.
         if type(answer) is int:
             return frozenset((answer,))
-        if isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping):
+        is_one = isinstance(answer, str | bytes | Mapping) or getattr(answer, "ndim", None) == 0  # of NumPy
+        if isinstance(answer, Iterable) and not is_one:
             return frozenset([_answer_id(question_id, one) for one in answer]) or None
         return frozenset((_answer_id(question_id, answer),))
 

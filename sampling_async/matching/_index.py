@@ -201,7 +201,7 @@ class QuotaIndex:
 
     def close(self, quota_id: int) -> bool:
         """Close a quota, as after a notification; return whether it was open in this index."""
-        was_open = False
+        quota_id, was_open = whole_id(quota_id, "quota_id"), False
         for at, part in enumerate(self._parts):
             bit = part.bit_of.get(quota_id)
             if bit is not None and self._open[at] >> bit & 1:
@@ -223,8 +223,11 @@ class QuotaIndex:
         Raises:
             InvalidRequestError: `member_codes` is one text, or holds something else than texts.
         """
-        if isinstance(text_of(member_codes), str):
-            raise InvalidRequestError("member_codes must be a list or a set, not one text")
+        quota_id = whole_id(quota_id, "quota_id")
+        if isinstance(text_of(member_codes), str) or not isinstance(member_codes, Iterable):
+            raise InvalidRequestError(
+                f"member_codes must be a list or a set, not {type(member_codes).__name__}"
+            )
         codes = frozenset(map(text_of, member_codes))
         if not all(isinstance(code, str) for code in codes):
             raise InvalidRequestError(f"the member codes of quota {quota_id} must be texts, all of them")

@@ -7,10 +7,9 @@ import sqlite3
 from contextlib import ExitStack, closing, contextmanager, suppress
 from math import inf
 from os.path import samestat
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from sampling_async import InvalidRequestError
+from sampling_async._contract.checks import file_path
 from sampling_async._contract.records import safe_repr
 from sampling_async._journal.database import (
     connected,
@@ -53,9 +52,7 @@ class SqliteStore(SqlStore):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
-        self.path = Path(path)
-        if "\0" in str(self.path):
-            raise InvalidRequestError("the path of a store must be without NUL")
+        self.path = file_path(path, "the path of a store")
         self._database: sqlite3.Connection | None = None
         self._file: os.stat_result | None = None
 

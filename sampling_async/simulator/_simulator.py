@@ -97,6 +97,7 @@ class Simulator:
         require_instance(inventory, Quotas | None, "inventory", "a Quotas, such as generate_inventory(1)")
         require_instance(latency, Latency | None, "latency", "a Latency, such as Latency(workers=4)")
         require_instance(notifying, Notifying | None, "notifying", "a Notifying")
+        require_instance(faults, Iterable, "faults", "several Faults, such as [Fault.status(503)]")
         require_instance(gzip, bool, "gzip", "True or False")
         require_functions(sleep=sleep, clock=clock)
         self._seed = seed

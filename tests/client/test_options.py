@@ -11,15 +11,24 @@ import pytest
 from sampling_async import (
     BodyLimits,
     InvalidRequestError,
+    Journal,
     OutagePolicy,
     RetryPolicy,
     SamplingClient,
     Timeouts,
 )
 from sampling_async.campaign import Campaign, Limits
-from sampling_async.matching import Counts, LiveIndex, MatchPolicy, PanelMatcher, QuotaIndex
+from sampling_async.matching import (
+    Allocate,
+    Counts,
+    LiveIndex,
+    MatchPolicy,
+    PanelMatcher,
+    QuestionKinds,
+    QuotaIndex,
+)
 from sampling_async.notifications import Inbox, SqliteStore
-from sampling_async.simulator import Simulator
+from sampling_async.simulator import Fault, Simulator
 
 SECRET = "a-secret-of-24-characters"
 
@@ -61,7 +70,7 @@ MATCHER = partial(PanelMatcher, QuotaIndex([]))
         (RetryPolicy, {"retry_ambiguous": "no"}, "RetryPolicy.retry_ambiguous must be True or False, not 'no'"),
         (RetryPolicy, {"retry_ambiguous_reads": 1}, "RetryPolicy.retry_ambiguous_reads must be True or False"),
         (partial(Campaign, "panel.csv", None), {"ledger": "n"}, "client must be a SamplingClient, or None"),
-        (partial(Campaign, None, None), {"ledger": 5}, "ledger must be the path of a file"),
+        (partial(Campaign, None, None), {"ledger": 5}, "ledger must be a str or a path object"),
         (CAMPAIGN, {"allocate": 5}, r"allocate must be an Allocate, such as Allocate\(per_member=5\), not 5"),
         (CAMPAIGN, {"limits": 100}, r"limits must be a Limits, such as Limits\(max_invites=1000\), not 100"),
         (CAMPAIGN, {"lessons": [9]}, "lessons must be rules by result code"),
@@ -74,6 +83,16 @@ MATCHER = partial(PanelMatcher, QuotaIndex([]))
             {"policy": "no"},
             r"policy must be a MatchPolicy, such as",
         ),
+        (QuestionKinds, {"postal": 1001042}, "must be several question IDs, such as .1001042., not 1001042"),
+        (QuestionKinds, {"ids": "1001568"}, "a question ID must be a whole number, not '1'"),
+        (QuestionKinds, {"age": [1001538]}, "age must be age bands by question ID"),
+        (QuestionKinds, {"age": {1001538: 5}}, "bands must be years by answer ID, such as"),
+        (QuestionKinds, {"age": {1001538: {7: "18-24"}}}, "age band 7 must be its first and its last year"),
+        (Allocate, {"room": 100}, "room must be numbers by ID, such as {17: 100}, not 100"),
+        (Allocate, {"survey_room": [1]}, "survey_room must be numbers by ID"),
+        (Allocate, {"value": 2.5}, "value must be numbers by ID"),
+        (partial(Journal, "night.journal"), {"settled": [("m", 1)]}, "settled must be SettledPairs"),
+        (CLIENT().serve_snapshots, {"path": None}, "path must be a str or a path object"),
         (partial(QuotaIndex, []), {"rank": "price"}, "rank must be a function"),
         (partial(LiveIndex, "watch"), {}, "watch must be a QuotaWatch, which client.watch_quotas.. returns"),
         (partial(PanelMatcher, []), {}, "index must be a QuotaIndex"),
@@ -94,6 +113,7 @@ MATCHER = partial(PanelMatcher, QuotaIndex([]))
         (INBOX, {"basic": SECRET}, "basic a list of pairs"),
         (Simulator, {"latency": 0.1}, r"latency must be a Latency, such as Latency\(workers=4\), not 0.1"),
         (Simulator, {"surveys": "5"}, "surveys must be a whole number of at least 0, not '5'"),
+        (Simulator, {"faults": Fault.status(503)}, "faults must be several Faults, such as"),
         (Simulator, {"notifying": "https://partner.example"}, "notifying must be a Notifying"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from functools import partial
 
+import numpy as np
 import pytest
 from panel_kit import (
     AGE,
@@ -141,8 +142,12 @@ def test_options_of_matching_are_checked():
     for codes in ([1, 2], ["1", None]):
         with pytest.raises(InvalidRequestError, match="member codes of quota 7 must be texts"):
             many().recontact(7, codes)
-    with pytest.raises(InvalidRequestError, match="ends before"):
+    with pytest.raises(InvalidRequestError, match="its first and its last year"):
         QuestionKinds.default().with_age(AGE, {1: (30, 20)})
+    with pytest.raises(InvalidRequestError, match="member_codes must be a list or a set, not NoneType"):
+        many().recontact(7, None)
+    with pytest.raises(InvalidRequestError, match="quota_id must be a whole number, not '7'"):
+        many().close("7")
     with pytest.raises(InvalidRequestError, match="not from int"):
         QuotaIndex([1])
     with pytest.raises(KeyError):
@@ -198,5 +203,11 @@ def test_the_published_answers_of_age_are_the_default_and_can_be_replaced():
     assert list(AGE_ANSWERS.items())[:3] == [(2006351, (13, 17)), (2006352, (18, 24)), (2006353, (25, 29))]
     assert (len(AGE_ANSWERS), AGE_ANSWERS[2006361]) == (11, (65, 99))
     assert kinds.with_age(1001538, {7: (18, 20)}).age == {1001538: {7: (18, 20)}}
+    assert kinds.with_age(1001538, {7: list(np.array([18, 20]))}).age == {1001538: {7: (18, 20)}}
     assert AGE_BANDS == AGE_ANSWERS  # the simulator's
     assert AGE_ANSWERS is not kinds.age[1001538]
+
+
+def test_numbers_and_arrays_of_numpy_are_answers_also_without_a_dimension():
+    known = partial(QuestionKinds.default().known, OTHER)
+    assert known(np.int64(5)) == known(np.array(5)) == known(np.array([5])) == known([np.int64(5)]) == {5}

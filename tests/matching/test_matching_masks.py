@@ -91,7 +91,7 @@ def test_recontact_quotas_are_for_those_on_their_list():
     index.recontact(7, ["m1", "m2"])
     index.recontact(8, ["m1"])
     assert (found("m1"), found("m3"), found()) == (CERTAIN, NO, POSSIBLE)
-    with pytest.raises(InvalidRequestError, match="not one text"):
+    with pytest.raises(InvalidRequestError, match="a list or a set, not str"):
         index.recontact(7, "m1")
 
 

@@ -10,7 +10,12 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from sampling_async import InvalidRequestError
-from sampling_async._contract.checks import number_above_0, whole_number, whole_of_31_bits
+from sampling_async._contract.checks import (
+    number_above_0,
+    require_instance,
+    whole_number,
+    whole_of_31_bits,
+)
 from sampling_async._contract.currencies import CurrencyRates, must_count_alike, not_compared, rates_or_none
 from sampling_async.matching.panel._arrow import MEMBER_CODE, arrow, lists_of, member_codes, pa
 from sampling_async.matching.panel._columns import (
@@ -78,6 +83,15 @@ def _from_0(_: object, attribute: Attribute[Any], value: object) -> None:
     whole_number(value, attribute.name, least=0, most=2**31 - 1)
 
 
+def _by_id(_: object, attribute: Attribute[Any], value: object) -> None:
+    require_instance(value, Mapping | None, attribute.name, "numbers by ID, such as {17: 100}")
+
+
+def _value(owner: object, attribute: Attribute[Any], value: object) -> None:
+    if not callable(value):
+        _by_id(owner, attribute, value)
+
+
 def _above_0(_: object, attribute: Attribute[Any], value: object) -> None:
     number_above_0(value, attribute.name, "times what is needed")
 
@@ -129,13 +143,13 @@ class Allocate:
         prices: The result of `PanelMatcher.derive_prices`; None: prices are derived from the panel.
 
     Raises:
-        InvalidRequestError: A number is not in its range.
+        InvalidRequestError: A number is not in its range, or an argument is of another kind.
     """
 
     per_member: int = field(default=5, validator=whole_of_31_bits)
-    room: Mapping[int, int] | None = field(default=None, repr=False, kw_only=True)
-    survey_room: Mapping[int, int] | None = field(default=None, repr=False, kw_only=True)
-    value: Value = field(default=None, repr=False, kw_only=True)
+    room: Mapping[int, int] | None = field(default=None, validator=_by_id, repr=False, kw_only=True)
+    survey_room: Mapping[int, int] | None = field(default=None, validator=_by_id, repr=False, kw_only=True)
+    value: Value = field(default=None, validator=_value, repr=False, kw_only=True)
     weight: str | None = field(default=None, kw_only=True)
     rates: Rates = field(default=1.0, repr=False, kw_only=True)
     overshoot: float = field(default=1.0, validator=_above_0, kw_only=True)
