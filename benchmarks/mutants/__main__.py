@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="how many mutants of each package are tried; default: all")
     parser.add_argument("--seed", type=int, default=1, help="which ones")
     parser.add_argument("--at-once", type=int, default=1, help="how many mutants are tried at once")
+    parser.add_argument("--afresh", action="store_true", help="no fork: where that crashes, as in _wire")
     parser.add_argument("--work", type=Path, help="a folder for the copies; default: a temporary one")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -167,9 +168,10 @@ def _verdict_on(place: Path, package: str, tests: dict[str, list[str]], given: a
     tried = sorted(made)
     if given.sample is not None and given.sample < len(tried):
         tried = sorted(random.Random(given.seed).sample(tried, given.sample))
-    _mutmut(place, "run", "--max-children", str(given.at_once), *tried)
+    if not given.afresh:
+        _mutmut(place, "run", "--max-children", str(given.at_once), *tried)
     codes = _codes(place)
-    doubtful = [_shown(place, name) for name in tried if codes[name] in DOUBTFUL]
+    doubtful = [_shown(place, name) for name in tried if given.afresh or codes[name] in DOUBTFUL]
     unequal = [mutant for mutant in doubtful if not _is_equal(mutant)]
     if unequal and _fails_afresh(place / "mutants", "none", [*options, *paths]):
         raise RuntimeError(

@@ -340,8 +340,7 @@ class JournalFile:
     def back_up(self, path: Path) -> None:
         """Copy the journal, with the file beside it, to another path."""
         with self._alone:
-            with _typed(self.path):
-                rows = self._opened()
+            rows = self._opened()
             with _typed(path):
                 _copy(rows, target_of(path))
 

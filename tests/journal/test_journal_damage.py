@@ -57,7 +57,7 @@ def of_an_earlier_form(path: Path) -> None:
     ("make", "reason"),
     [
         (of_something_else, "journal is another program's database; give the journal another path$"),
-        (of_an_earlier_form, "has file format 1"),
+        (of_an_earlier_form, "journal has file format 1"),
         (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
         (lambda path: path.mkdir(), "cannot be used"),
     ],

@@ -498,8 +498,9 @@ async def test_a_database_beside_any_lock_file_is_another_programs(tmp_path, acc
     path.chmod(0o664)
     (tmp_path / "app.db-lock").write_bytes(b"pid 17")
     before = path.read_bytes()
-    with pytest.raises(JournalError, match="is another program's database"):
+    with pytest.raises(JournalError, match="is another program's database") as caught:
         await Journal(path, accept_damage=accepts).counts()
+    assert caught.value.path == path
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o664)
 
 
@@ -527,7 +528,7 @@ async def test_a_journal_of_a_later_form_is_no_damage(tmp_path):
     await run(Ledger(), path)
     line = lock.read_bytes()[:-17].replace(b"form 2", b"form 3")
     lock.write_bytes(line + blake2b(line, digest_size=8).hexdigest().encode() + b"\n")
-    with pytest.raises(JournalError, match="has file format 3, but this version reads only format 2"):
+    with pytest.raises(JournalError, match="journal has file format 3, but this version reads only format 2"):
         await Journal(path).counts()
 
 
