@@ -84,7 +84,7 @@ class QuotaWatch(BackgroundService):
     An unexpected error ends the watch: it is raised when the block is left.
 
     A poll with fewer than a tenth of the quotas is held back, if there were at least 20: the service may have
-    lost them for a moment. If the next poll confirms it, it is shown.
+    lost them for a moment. So is a first poll without any. If the next poll confirms it, it is shown.
 
     Attributes:
         board: What is shown now; for other parts of this package.
@@ -393,7 +393,10 @@ class QuotaWatch(BackgroundService):
         else:
             self.last_error = None
             self._due = self._clock() + self._pace.after_success()
-            if not self._is_held_back(quotas):
+            if self._is_held_back(quotas):
+                if self._shown is None:  # readers wait for it
+                    self._due = min(self._due, self._clock() + self._pace.soonest)
+            else:
                 await self._show(quotas, running)
                 self._save()
         finally:
@@ -406,7 +409,8 @@ class QuotaWatch(BackgroundService):
     def _is_held_back(self, quotas: Quotas) -> bool:
         before = 0 if self._shown is None else self._shown.size()
         now = sum(len(survey.quotas) for survey in quotas.surveys)
-        is_sudden = before >= _MANY and now * _NEAR_EMPTY < before
+        # The first one of all has none before it: only that nothing at all is open is not believed at once.
+        is_sudden = not now if self._shown is None else before >= _MANY and now * _NEAR_EMPTY < before
         # Two polls that agree are believed.
         self.held_back = is_sudden and not self.held_back
         if self.held_back:

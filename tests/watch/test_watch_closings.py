@@ -191,6 +191,20 @@ async def test_a_survey_that_is_listed_twice_counts_once():
 # --- Held back
 
 
+@pytest.mark.parametrize("then", [(7,), ()])
+async def test_a_first_inventory_without_any_quota_is_looked_at_again_in_five_seconds(then):
+    clock, service = HandClock(), FakeService(inventory())
+    async with watch_of(service, clock) as watch:
+        await settle()
+        assert (watch.status, watch.held_back) == ("starting", True)
+        service.inventory = inventory(*then)
+        await clock.advance(4.9)
+        assert service.polls == 1
+        await clock.advance(0.2)
+        assert (watch.status, watch.held_back, service.polls) == ("ready", False, 2)
+        assert ids_of(watch.quotas) == list(then)
+
+
 async def test_an_inventory_that_is_suddenly_near_empty_is_held_back_once(caplog):
     async with watching(inventory(*range(1, 31))) as (watch, service, clock):
         service.inventory = inventory(1, 2)
