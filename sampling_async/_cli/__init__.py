@@ -22,6 +22,7 @@ Exit codes:
     5: A ledger or journal is in use by another run; nothing was done. Try again when that run has ended.
     6: A campaign has reached its cap, `--max-invites` or `--max-spend`: pairs are pending because you said so.
     70: A fault of this program, in one line. With `PYTHONDEVMODE=1` in the environment it shows where.
+    129: Ended by SIGHUP, as when a terminal is closed; handled like Ctrl-C.
     130: Interrupted by Ctrl-C (SIGINT).
     143: Ended by SIGTERM, which is handled like Ctrl-C.
 
@@ -40,7 +41,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sampling_async._cli._signals import (
     INTERRUPTED,
-    TERMINATED,
     hold_signals,
     release_signals,
     terminated_as_interrupted,
@@ -93,11 +93,11 @@ def main() -> None:
                 release_signals()
         except KeyboardInterrupt:
             # The signal came before a command had begun, or after it had ended.
-            raise SystemExit(TERMINATED if came else INTERRUPTED) from None
+            raise SystemExit(128 + came[0] if came else INTERRUPTED) from None
         except SystemExit as exc:
-            # SIGTERM was handled like Ctrl-C; only the exit code differs.
+            # SIGTERM and SIGHUP were handled like Ctrl-C; only the exit code differs.
             if came and exc.code == INTERRUPTED:
-                raise SystemExit(TERMINATED) from None
+                raise SystemExit(128 + came[0]) from None
             raise
 
 

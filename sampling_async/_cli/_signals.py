@@ -1,6 +1,7 @@
-"""Handle Ctrl-C and SIGTERM: blocked until a command has begun, then the first signal ends only its work.
+"""Handle Ctrl-C, SIGTERM and SIGHUP: blocked until a command has begun, then the first ends only its work.
 
-asyncio itself cancels the whole program after Ctrl-C, and does not handle SIGTERM.
+SIGHUP comes when a terminal is closed or a connection to it is lost. asyncio itself cancels the whole program
+after Ctrl-C, and does not handle the others.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
 
     import anyio
 
-INTERRUPTED, TERMINATED = 130, 143
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED, TERMINATED, HUNG_UP = 130, 143, 129
+_TERMINATING: Final = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+_SIGNALS: Final = (signal.SIGINT, *_TERMINATING)
 _SHOW_CURSOR: Final = b"\x1b[?25h"
 _held: list[set[int]] = []  # the signal mask from before we blocked signals; empty while we do not block them
 
 
 def hold_signals() -> None:
-    """Block SIGINT and SIGTERM until a command is ready to account for its input."""
+    """Block these signals until a command is ready to account for its input."""
     if hasattr(signal, "pthread_sigmask"):  # pragma: no branch  there is none on Windows
         _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS))
 
@@ -37,27 +39,26 @@ def release_signals() -> None:
 
 @contextmanager
 def terminated_as_interrupted() -> Generator[list[int]]:
-    """Handle SIGTERM as Ctrl-C would be handled at that moment; yield a list that notes its arrival."""
+    """Handle SIGTERM and SIGHUP as Ctrl-C would be at that moment; yield a list that notes what came."""
     came: list[int] = []
 
     def take(number: int, frame: FrameType | None) -> None:
         came.append(number)
         interrupt = signal.getsignal(signal.SIGINT)
-        # SIGINT may be ignored, as in a program that a script runs in the background. SIGTERM still ends it.
+        # SIGINT may be ignored, as in a program that a script runs in the background. The others still end it.
         if not callable(interrupt):
             raise KeyboardInterrupt
         interrupt(signal.SIGINT, frame)
 
-    before = signal.getsignal(signal.SIGTERM)
-    # SIGTERM is ignored, or has a handler that this program must not replace.
-    if before is not signal.SIG_DFL:
-        yield came
-        return
-    signal.signal(signal.SIGTERM, take)
+    # One that is ignored, as by nohup, or has a handler already, stays as it is.
+    taken = [number for number in _TERMINATING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, take)
     try:
         yield came
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class SignalHandler:
@@ -79,7 +80,8 @@ class SignalHandler:
 
     @property
     def in_words(self) -> str:
-        return "interrupted" if self.received == signal.SIGINT else "terminated by SIGTERM"
+        name = signal.Signals(self.received).name
+        return "interrupted" if self.received == signal.SIGINT else f"terminated by {name}"
 
     def __enter__(self) -> Self:
         # Not needed before: the program has not loaded them when it blocks signals.

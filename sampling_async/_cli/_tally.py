@@ -18,7 +18,7 @@ from sampling_async import (
     ServiceError,
 )
 from sampling_async._cli import _rendering as show
-from sampling_async._cli._signals import INTERRUPTED, TERMINATED
+from sampling_async._cli._signals import HUNG_UP, INTERRUPTED, TERMINATED
 from sampling_async._contract.checks import count_of
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ EXIT_CODES: Final = {
     FAULTY: "a fault of this program",
     INTERRUPTED: "interrupted (Ctrl-C)",
     TERMINATED: "terminated (SIGTERM)",
+    HUNG_UP: "terminated (SIGHUP)",
 }
 """The exit codes, as the help has them. The docstring of the package says more about each."""
 

@@ -67,7 +67,8 @@ def test_a_signal_accounts_for_every_id(slow, tmp_path, source, number):
     assert {"rejected", "unknown", "not_sent"} == {each["Status"] for each in outcomes}
     assert sum(each["Status"] == "unknown" for each in outcomes) == 100
     assert f"{len(asked):,} quota IDs" in errors
-    assert ("interrupted" if number == signal.SIGINT else "terminated by SIGTERM") in errors
+    name = signal.Signals(number).name
+    assert ("interrupted" if number == signal.SIGINT else f"terminated by {name}") in errors
 
 
 @pytest.mark.parametrize("source", ["arguments", "file", "stdin"])
@@ -214,18 +215,28 @@ def test_sigterm_works_if_ctrl_c_is_ignored(slow, command):
     assert len(out.splitlines()) == (command[0] == "bulk-invite")
 
 
-def test_sigterm_before_a_command_has_begun_gives_its_exit_code(monkeypatch):
-    monkeypatch.setattr(typer.Typer, "__call__", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
-    before = signal.signal(
-        signal.SIGTERM, signal.SIG_DFL
-    )  # a plugin of pytest may have its own handler, which stays
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_before_a_command_has_begun_gives_its_exit_code(monkeypatch, number, code):
+    monkeypatch.setattr(typer.Typer, "__call__", lambda *_, **__: signal.raise_signal(number))
+    before = signal.signal(number, signal.SIG_DFL)  # a plugin of pytest may have its own handler, which stays
     try:
         with pytest.raises(SystemExit) as ended:
             main()
-        assert ended.value.code == 143
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert ended.value.code == code
+        assert signal.getsignal(number) is signal.SIG_DFL
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
+
+
+def test_a_hangup_that_is_ignored_at_the_start_stays_ignored(monkeypatch):
+    """As nohup asks for it."""
+    monkeypatch.setattr(typer.Typer, "__call__", lambda *_, **__: signal.raise_signal(signal.SIGHUP))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        main()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # --- simulate
