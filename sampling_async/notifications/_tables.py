@@ -60,6 +60,7 @@ CREATE TABLE IF NOT EXISTS invites (
     quota BIGINT NOT NULL, invited DOUBLE PRECISION NOT NULL, entered DOUBLE PRECISION{rowid}
 );
 CREATE INDEX IF NOT EXISTS invites_member ON invites (member, survey);
+CREATE INDEX IF NOT EXISTS invites_entered ON invites (entered) WHERE entered IS NOT NULL;
 CREATE TABLE IF NOT EXISTS links (
     member TEXT NOT NULL, quota BIGINT NOT NULL, survey BIGINT NOT NULL, wave BIGINT NOT NULL,
     state TEXT NOT NULL, owner TEXT, asked DOUBLE PRECISION NOT NULL, until DOUBLE PRECISION NOT NULL,

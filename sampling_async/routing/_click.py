@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from anyio.lowlevel import checkpoint
 from attrs import define, field
 
 from sampling_async._pacing.loops import Notifier, OneShotEvent
+from sampling_async._pacing.steps import LoopYielder
 from sampling_async.routing._route import RouteStatus
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _STORING_SECONDS: Final = 0.02  # kept of the time for the store
 _WATCH_SECONDS: Final = 1.0  # for which it is waited for what may be leased by another clock
+_MOST_KNOWN: Final = 100_000  # invites and questions that are remembered in memory
 _AT_ONCE: Final = 50  # clicks that go on in one turn of the event loop
 
 
@@ -149,3 +151,43 @@ class Flights:
             del line.flights[0]
         del self._lines[member_code]
         self._ended.notify()
+
+
+def shorten(known: dict[Any, Any]) -> None:
+    """Forget the oldest of what would take ever more memory."""
+    while len(known) > _MOST_KNOWN:
+        del known[next(iter(known))]
+
+
+class UnusedInvites:
+    """Invites that no click has got: of requests that ended too late, or that brought more than one.
+
+    Args:
+        count: Adds to the count of the client.
+    """
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+        self._pairs: dict[tuple[str, int], None] = {}  # the oldest first
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def add(self, member_code: str, quota_id: int) -> None:
+        self._pairs[member_code, quota_id] = None
+        self._count(1)
+        shorten(self._pairs)
+
+    def use(self, member_code: str, quota_id: int) -> None:
+        """Count an invite as used, if it is one of these."""
+        if (member_code, quota_id) in self._pairs:
+            del self._pairs[member_code, quota_id]
+            self._count(-1)
+
+    async def use_entered(self, has_entered: Callable[[str, int], bool]) -> None:
+        """Count as used what another process has given, as far as it was entered."""
+        turns = LoopYielder()
+        for pair in tuple(self._pairs):
+            await turns.step()
+            if has_entered(*pair):
+                self.use(*pair)

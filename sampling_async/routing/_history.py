@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from math import inf
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from attrs import field, frozen
 
@@ -15,6 +15,9 @@ from sampling_async._contract.records import hidden
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._pacing.steps import LoopYielder
 from sampling_async._protocol.lessons import LESSONS, Lesson, rule_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DAY: Final = 86_400.0  # in seconds, as the next
 _TECHNICAL_SECONDS: Final = 600.0
@@ -98,17 +101,17 @@ class _Known(IntEnum):
     COMPLETED = 3  # when; with the wave in place of the quota
     UNCLEAR = 4  # when it was requested
     LEASED = 5  # until when; then it is unclear
-    GIVEN = 6  # until when its link is given; then the quota is left out
+    GIVEN = 6  # until when its link is given; then the survey is left out
     QUOTA_REFUSED = 7  # until when, as the next
     SURVEY_REFUSED = 8
     MEMBER_REFUSED = 9
+    HELD = 10  # when the link was requested that waits; while its quota is closed, the survey is left out
 
 
 _FOR_GOOD: Final = {_Known.STARTED, _Known.INVITED, _Known.ENDED, _Known.COMPLETED, _Known.UNCLEAR}
 _FROM_THEN: Final = {_Known.LEASED, _Known.GIVEN}
 _UNTIL_THEN: Final = {_Known.QUOTA_REFUSED, _Known.SURVEY_REFUSED, _Known.MEMBER_REFUSED}
-_OF_QUOTA: Final = {_Known.GIVEN, _Known.QUOTA_REFUSED}  # the others are of a survey
-_OF_LINK: Final = (_Known.UNCLEAR, _Known.LEASED, _Known.GIVEN, _Known.QUOTA_REFUSED)  # one at a time
+_OF_LINK: Final = (_Known.UNCLEAR, _Known.LEASED, _Known.GIVEN, _Known.HELD, _Known.QUOTA_REFUSED)
 
 _Facts: TypeAlias = "dict[tuple[int, int, int], float]"
 """What is known, of which quota and survey (0 if it is of none), and its time."""
@@ -134,9 +137,12 @@ class MemberHistory:
             self._refuse(link)
         elif link.state == "unclear" or (link.state == "asking" and not link.is_leased(now)):
             self.facts[_Known.UNCLEAR, quota_id, survey_id] = link.asked
-        elif link.until < inf:
-            known = _Known.LEASED if link.state == "asking" else _Known.GIVEN
-            self.facts[known, quota_id, survey_id] = link.until
+        elif link.state == "asking":
+            self.facts[_Known.LEASED, quota_id, survey_id] = link.until
+        else:
+            self.facts[_Known.HELD, quota_id, survey_id] = link.asked
+            if link.until < inf:
+                self.facts[_Known.GIVEN, quota_id, survey_id] = link.until
 
     def _refuse(self, link: Link) -> None:
         match lesson_of(link.code):
@@ -176,15 +182,20 @@ class MemberHistory:
     def has_ended(self, survey_id: int) -> bool:
         return (_Known.ENDED, 0, survey_id) in self.facts
 
-    def left_out(self, now: float) -> tuple[set[int], set[int]]:
+    def left_out(self, now: float, is_open: Callable[[int], bool]) -> tuple[set[int], set[int]]:
         """Return the surveys, and the other quotas, that the member does not get now."""
         surveys, quotas = set(), set()
         for (known, quota_id, survey_id), at in self.facts.items():
-            if known in _FOR_GOOD or (known in _UNTIL_THEN and at > now) or (known in _FROM_THEN and at <= now):
-                if known in _OF_QUOTA:
+            if known == _Known.QUOTA_REFUSED:
+                if at > now:
                     quotas.add(quota_id)
-                else:
-                    surveys.add(survey_id)
+            elif (
+                known in _FOR_GOOD
+                or (known in _UNTIL_THEN and at > now)
+                or (known in _FROM_THEN and at <= now)
+                or (known == _Known.HELD and not is_open(quota_id))
+            ):
+                surveys.add(survey_id)
         return surveys, quotas
 
     def gets_nothing(self, caps: Caps, now: float) -> bool:

@@ -121,9 +121,10 @@ def begin(store: SqlStore, wish: Wish, clock: Callable[[], float]) -> Turn:
         return Turn(history=history, links=sorted(waiting, key=lambda link: -link.asked))
     if history.gets_nothing(wish.caps, now):
         return Turn(history=history)
-    surveys, quotas = history.left_out(now)
-    # A pair is invited once: also if its link is too old to be given, or its quota closes and opens again.
-    quotas |= {link.quota_id for link in links if link.state == "invited"}
+    # A member is invited to one quota of a survey, once: also if its link is too old to be given, or its quota
+    # has closed.
+    held = {link.quota_id for link in links if link.state == "invited"}
+    surveys, quotas = history.left_out(now, lambda quota_id: quota_id not in held)
     choice: dict[int, Offer] = {}
     for offer in wish.offers:
         if offer.quota_id not in quotas and offer.survey_id not in surveys:
@@ -162,7 +163,7 @@ def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberH
         links = [Link(*row) for row in store.execute(query, (member,))]
         for link in links:
             history.add_link(link, now)
-        requested = {link.quota_id for link in links}
+        requested = {link.quota_id for link in links if link.state != "refused"}
         for end in store.execute(_ENDS.format(columns="", condition="member = ?"), (member,)):
             history.add_end(*end)
         query = "SELECT survey, quota, invited, entered FROM invites WHERE member = ?"
@@ -226,24 +227,16 @@ class Changes:
         self._store = store
         self._read_at = 0.0
         self._seen: set[Row] = set()  # rows of the last minute
-        self._marks: deque[int] = deque(maxlen=_READINGS)  # the last fact that there was at each reading
+        self._marks: deque[tuple[int, int]] = deque(maxlen=_READINGS)  # what was the last at each reading
 
     def all(self, since: float, now: float) -> tuple[Histories, int]:
         """Return the histories of all members, from a moment on, and what `apply` returns. It may block."""
         histories = Histories()
         with self._store.reading("cannot be read", is_long=True) as run:
-            last = _last_fact(run)
+            last = _last(run)
             damaged = apply(_links_since(run, since), histories, now)
             damaged += apply(_ends(run, 0, since), histories, now)
-            entries = "SELECT member, survey, quota, entered FROM invites WHERE entered > ?"
-            starts = ((member, "start", tuple(row)) for member, *row in run(entries, (since,)))
-            damaged += apply(starts, histories, now)
-            invites = (
-                "SELECT member, survey, invited FROM invites AS i WHERE invited > ? AND entered IS NULL AND NOT"
-                " EXISTS (SELECT 1 FROM links AS l WHERE l.member = i.member AND l.quota = i.quota)"
-            )
-            others = ((member, "invite", tuple(row)) for member, *row in run(invites, (since,)))
-            damaged += apply(others, histories, now)
+            damaged += apply(_invites(run, "invited > ? OR entered > ?", since, since), histories, now)
         self._read_at = now
         self._marks.append(last)
         return histories, damaged
@@ -256,24 +249,44 @@ class Changes:
         """
         since = self._read_at - CLOCK_STEP
         with self._store.reading("cannot be read") as run:
-            last = _last_fact(run)
-            rows = {*_links_since(run, since), *_ends(run, self._marks[0], -inf)}
+            last = _last(run)
+            fact, invite = map(min, zip(*self._marks, strict=True))
+            rows = {
+                *_links_since(run, since),
+                *_ends(run, fact, -inf),
+                *_invites(run, "rowid > ? OR entered > ?", invite, since),
+            }
         added = list(rows - self._seen)
         self._read_at, self._seen = now, rows
         self._marks.append(last)
         return added
 
 
-def _last_fact(run: Callable[..., Any]) -> int:
-    """Return the last fact, of whatever kind. Most are of quotas, and need not be looked at again."""
-    last: int = run("SELECT coalesce(max(id), 0) FROM facts").fetchone()[0]
-    return last
+def _last(run: Callable[..., Any]) -> tuple[int, int]:
+    """Return the last fact, of whatever kind, and the last invite. Most facts need not be looked at again."""
+    query = "SELECT (SELECT coalesce(max(id), 0) FROM facts), (SELECT coalesce(max(rowid), 0) FROM invites)"
+    fact, invite = run(query).fetchone()
+    return fact, invite
 
 
 def _ends(run: Callable[..., Any], after: int, since: float) -> Iterator[Row]:
     query = _ENDS.format(columns="member,", condition="id > ? AND at > ?")
     for member, *end in run(query, (after, since)):
         yield member, "end", tuple(end)
+
+
+def _invites(run: Callable[..., Any], is_new: str, *values: float) -> Iterator[Row]:
+    """Yield what other senders, such as campaigns, have invited to, and which invites were entered."""
+    query = (
+        f"SELECT member, survey, quota, invited, entered FROM invites AS i WHERE ({is_new})"  # noqa: S608
+        " AND (entered IS NOT NULL OR NOT EXISTS (SELECT 1 FROM links AS l"
+        " WHERE l.member = i.member AND l.quota = i.quota AND l.state != 'refused'))"
+    )
+    for member, survey_id, quota_id, invited, entered in run(query, values):
+        if entered is None:
+            yield member, "invite", (survey_id, invited)
+        else:
+            yield member, "start", (survey_id, quota_id, entered)
 
 
 def _links_since(run: Callable[..., Any], since: float) -> Iterator[Row]:

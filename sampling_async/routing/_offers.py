@@ -176,6 +176,12 @@ class OfferBook:
         if self._histories is not None:
             self._histories.put(member_text(member_code), history)
 
+    def has_entered(self, member_code: str, quota_id: int) -> bool:
+        """Return whether a member has entered the link of a quota, as far as is known."""
+        if self._histories is None:
+            return False
+        return self._histories.of(member_text(member_code)).entered_at(quota_id) is not None
+
     def best(self, member: Member, most: int) -> list[Offer]:
         """Return what a member fits now, the best first, one quota a survey."""
         found: dict[int, Offer] = {}
@@ -205,7 +211,7 @@ class OfferBook:
             history = self._histories.of(member_text(member.member_code))
         if history.gets_nothing(self._caps, now):
             return []
-        left_out, matched = history.left_out(now), self._live.match(member)
+        left_out, matched = history.left_out(now, self._live.is_open), self._live.match(member)
         if any(part not in self._of_parts for part, _ in self._live.index.quota_ids.parts()):
             self._compare([part for part, _ in self._live.index.quota_ids.parts()])
         return [

@@ -35,7 +35,7 @@ from sampling_async.notifications import StoreError
 from sampling_async.notifications._committer import Committer
 from sampling_async.notifications._facts import DamagedStoreError
 from sampling_async.notifications._stores import store_of
-from sampling_async.routing._click import Flight, Flights
+from sampling_async.routing._click import Flight, Flights, UnusedInvites, shorten
 from sampling_async.routing._history import DAY, Caps, lesson_of, refused_until
 from sampling_async.routing._links import Settlement, Wish, abandon, begin, enter, settle
 from sampling_async.routing._offers import OfferBook, RequestSizer
@@ -66,7 +66,6 @@ _SETTLING: Final = (0.5, 2.0, 8.0)  # pauses before a result is stored again
 _GRACE_SECONDS: Final = 0.5  # for responses, when the router is closed: what comes later is unclear
 _STORED_SECONDS: Final = 0.5  # for which a member who has a link waits until that is stored
 _MOST_UNCLEAR: Final = 2  # requests of one click without a usable response
-_MOST_KNOWN: Final = 100_000  # invites and questions that are remembered in memory
 
 
 class SurveyRouter(BackgroundService):
@@ -153,7 +152,7 @@ class SurveyRouter(BackgroundService):
         self._is_closing = False
         self._counts: Counter[str] = Counter()
         self._clicks: Counter[RouteStatus] = Counter()
-        self._spare: dict[tuple[str, int], None] = {}  # invites that no click has got, the oldest first
+        self._unused = UnusedInvites(self._invites.count_unused)
 
     # --- Opening and closing
 
@@ -190,6 +189,7 @@ class SurveyRouter(BackgroundService):
                 await anyio.sleep(_RETRY_SECONDS if self._book.store_failure.reason else _FOLLOW_SECONDS)
                 await self._book.follow()
                 await self._clear_up()
+                await self._unused.use_entered(self._book.has_entered)
 
     # --- What members are shown
 
@@ -226,7 +226,7 @@ class SurveyRouter(BackgroundService):
             repeats=self._counts["repeats"],
             asked=self._counts["asked"],
             invited=self._counts["invited"],
-            unused=len(self._spare),
+            unused=len(self._unused),
         )
 
     # --- A click
@@ -271,9 +271,7 @@ class SurveyRouter(BackgroundService):
         enter = None
         if invite is not None:
             self._counts["repeats"] += is_repeat
-            if (member.member_code, flight.quota_id) in self._spare:
-                del self._spare[member.member_code, flight.quota_id]
-                self._invites.count_unused(-1)
+            self._unused.use(member.member_code, flight.quota_id)
             enter = partial(self.entered, member.member_code, flight.quota_id)
         return Route(
             status=status,
@@ -311,6 +309,8 @@ class SurveyRouter(BackgroundService):
     async def _step(self, flight: Flight) -> bool:
         """Ask the store, and for some quotas, and return whether the flight goes on."""
         is_too_late = flight.left <= 0 or (flight.asked and not self._sizer.has_time(flight.left))
+        if is_too_late and flight.is_refused and self._choice(flight):
+            flight.is_refused = False  # there are others, and no time to ask for them
         if is_too_late or self._is_closing:
             return False
         goes_on = await self._turn(flight)
@@ -363,7 +363,7 @@ class SurveyRouter(BackgroundService):
         except StoreError:
             # It may be stored all the same: whether the store has committed it is not known.
             self._abandoned.setdefault(code, []).append(wish.owner)
-            _shorten(self._abandoned)
+            shorten(self._abandoned)
             raise
         self._forget_abandoned(code, wish.abandoned)
         self._book.learn(code, turn.history)
@@ -416,11 +416,9 @@ class SurveyRouter(BackgroundService):
         for each in answered:
             if each.invite is not None:
                 self._counts["invited"] += 1
-                self._spare[code, each.offer.quota_id] = None
-                self._invites.count_unused(1)
+                self._unused.add(code, each.offer.quota_id)
             else:
                 self._close(each)
-        _shorten(self._spare)
         now = self._clock()
         await self._store(code, partial(settle, owner=owner, member_code=code, settled=settled, now=now))
         flight.is_asking = False  # not if this is cancelled before: then nobody knows
@@ -455,9 +453,9 @@ class SurveyRouter(BackgroundService):
             if each.invite is not None:
                 flight.invite, flight.quota_id = each.invite, each.offer.quota_id
                 return False
-        if any(lesson_of(each.code) is Lesson.STOP for each in settled):
-            flight.is_refused = False  # it is the panel that was refused: the service takes nobody of it
-        elif all(each.state is not None for each in settled) and flight.unclear < _MOST_UNCLEAR:
+        if any(each.state is None or lesson_of(each.code) is Lesson.STOP for each in settled):
+            flight.is_refused = False  # by nobody who has looked at this member and quota
+        elif flight.unclear < _MOST_UNCLEAR:
             flight.is_refused = True
             return True
         return False
@@ -486,9 +484,3 @@ class SurveyRouter(BackgroundService):
             else:
                 return
         _LOG.error("it is not stored what became of a request, or that a link was entered: %s", reason)
-
-
-def _shorten(known: dict[Any, Any]) -> None:
-    """Forget the oldest of what would take ever more memory."""
-    while len(known) > _MOST_KNOWN:
-        del known[next(iter(known))]

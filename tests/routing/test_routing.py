@@ -885,5 +885,5 @@ def test_a_route_says_what_a_page_may_say():
 
 
 def test_a_history_without_anything_leaves_nothing_out():
-    assert MemberHistory().left_out(0.0) == (set(), set())
+    assert MemberHistory().left_out(0.0, bool) == (set(), set())
     assert not MemberHistory().gets_nothing(Caps(), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tracemalloc
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from functools import partial
 from threading import get_ident
 
 import anyio
+import doubles
 import httpx
 import pytest
 from anyio.lowlevel import checkpoint
@@ -18,7 +20,7 @@ from panel_kit import GENDER, MALE, quota, row, sub_quota
 from routing_kit import LONG, MEMBER, Clock, Panel, click, ended, ids, live_of, router_of
 from store_kit import SECRET, opened, post
 
-from sampling_async import InvalidRequestError, InviteOutcome, ResultCode, RetryPolicy
+from sampling_async import InvalidRequestError, Invite, InviteOutcome, ResultCode, RetryPolicy, from_json
 from sampling_async.matching import LearnedRates, Member
 from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
 from sampling_async.notifications._stores import store_of
@@ -42,20 +44,99 @@ def two_of_a_survey():
 # --- One survey with several quotas
 
 
-@pytest.mark.parametrize("fate", ["unclear", "entered"])
-async def test_an_old_link_opens_no_survey_that_is_unclear_or_was_entered(new_address, fate):
+async def test_an_old_link_opens_its_survey_to_no_other_quota(new_address):
     panel, store, clock = two_of_a_survey(), new_address(), Clock()
     async with router_of(panel, store, clock=clock, lifetime=60) as router:
         assert (await click(router, quota_ids=[5])).status is ROUTED
+        assert [offer.survey_id for offer in router.offers(MEMBER)] == [200, 100]
         clock.now += 61
-        if fate == "unclear":
-            panel.answers[2] = httpx.ReadError("cut")
-        route = await click(router, quota_ids=[2])
+        assert ids(router.offers(MEMBER)) == [1]
+        assert (await click(router, quota_ids=[2, 5])).status is NONE_OPEN
+    assert panel.asked == [("m-1", 5)]
+
+
+async def test_a_link_of_a_closed_quota_opens_its_survey_to_no_other_quota(new_address):
+    panel, store = two_of_a_survey(), new_address()
+    async with live_of(panel) as (client, live), SurveyRouter(client, live, store=store) as router:
+        assert (await click(router, quota_ids=[5])).status is ROUTED
+        live.close_quota(5)
+        assert ids(router.offers(MEMBER)) == [1]
+        assert ids(router.offers(Member("m-2", MEMBER.profile))) == [2, 1]
+        assert (await click(router, quota_ids=[2])).status is NONE_OPEN
+        assert (await click(router)).invite.quota_id == 1
+    assert panel.asked == [("m-1", 5), ("m-1", 1)]
+
+
+@pytest.mark.parametrize("refused_first", [False, True])
+async def test_a_pair_that_a_campaign_invites_is_not_requested_although_it_was_refused(
+    new_address, refused_first
+):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    async with router_of(panel, store, clock=clock) as router:
+        if refused_first:
+            panel.answers[2] = ResultCode.SUB_QUOTA_FULL
+            assert (await click(router, quota_ids=[2])).status is NONE_OPEN
+            panel.answers.clear()
+        clock.now += 3_600
+        await invited_by_a_campaign(store, clock, 2)
+        clock.now += 86_400
+        asked = len(panel.asked)
+        assert (await click(router)).invite.quota_id == 1
+    assert panel.asked[asked:] == [("m-1", 1)]
+    async with router_of(panel, store, clock=clock) as router:
+        assert ids(router.offers(MEMBER)) == [1]
+
+
+async def test_offers_learn_within_a_second_whom_others_invite_and_send_on(new_address):
+    panel, store, clock = Panel(1, 2), new_address(), Clock()
+    async with router_of(panel, store, clock=clock) as router:
+        await until(lambda: ids(router.offers(MEMBER)) == [2, 1])
+        # Their times may lie in the past: a campaign tells of its invites when it has ended.
+        await invited_by_a_campaign(store, lambda: clock.now - 9_000, 2)
+        await until(lambda: ids(router.offers(MEMBER)) == [1])
+        await invited_by_a_campaign(store, clock, 1, "m-2")
+        await OutcomeLedger(store, clock=clock).entered("m-2", 1)
+        await until(lambda: ids(router.offers(Member("m-2", MEMBER.profile))) == [2])
+
+
+async def invited_by_a_campaign(store, clock, quota_id, member_code="m-1"):
+    invite = doubles.item(quota_id, 1)["Invite"] | {"SurveyID": quota_id * 100}
+    invite = from_json(Invite, json.dumps(invite))
+    outcome = InviteOutcome(member_code=member_code, quota_id=quota_id, status="invited", invite=invite)
+    assert await OutcomeLedger(store, clock=clock).invited([outcome]) == 1
+
+
+@pytest.mark.parametrize("then", [httpx.ConnectError("gone"), httpx.Response(429)], ids=["gone", "load"])
+async def test_a_click_is_not_told_of_no_survey_if_the_service_refused_one_and_was_then_away(then):
+    panel = Panel(1, 2)
+    panel.answers = {2: ResultCode.SUB_QUOTA_FULL, 1: then}
+    async with router_of(panel) as router:
+        assert (await click(router)).status is UNAVAILABLE
+        assert ids(router.offers(MEMBER)) == [1]
+
+
+async def test_a_click_is_not_told_of_no_survey_if_there_was_no_time_for_the_next(monkeypatch):
+    panel = Panel(1, 2)
+    panel.answers = {2: ResultCode.SUB_QUOTA_FULL, 1: ResultCode.SUB_QUOTA_FULL}
+    monkeypatch.setattr(RequestSizer, "most", lambda *_: 1)
+    monkeypatch.setattr(RequestSizer, "has_time", lambda *_: False)
+    async with router_of(panel) as router:
+        assert (await click(router)).status is UNAVAILABLE
+        assert (await click(router)).status is NONE_OPEN
+    assert panel.asked == [("m-1", 2), ("m-1", 1)]
+
+
+async def test_an_invite_that_another_process_gives_is_not_counted_as_unused(new_address):
+    panel, store = Panel(1), new_address()
+    late = panel.answers[1] = anyio.Event()
+    async with router_of(panel, store) as one, router_of(panel, store) as other:
+        assert (await click(one, within=0.3)).status is UNCLEAR
+        late.set()
+        await until(lambda: one.status.unused == 1)
+        route = await click(other)
+        assert (route.status, route.is_repeat) == (ROUTED, True)
         await route.entered()
-        panel.answers.clear()
-        for _ in range(2):
-            assert (await click(router, quota_ids=[2, 5])).status is NONE_OPEN
-    assert panel.asked == [("m-1", 5), ("m-1", 2)]
+        await until(lambda: one.status.unused == 0)
 
 
 async def test_one_quota_of_a_survey_is_requested_at_once(monkeypatch):
@@ -343,6 +424,10 @@ async def test_once_a_day_what_is_older_than_the_router_remembers_goes(new_addre
     assert panel.asked == [("m-1", 2), ("m-1", 1)]
 
 
+def open_quota(_quota_id: int) -> bool:
+    return True
+
+
 async def test_histories_forget_refusals_that_have_ended_and_keep_the_rest():
     histories, now = Histories(), 1_000_000.0
     history = MemberHistory()
@@ -352,7 +437,7 @@ async def test_histories_forget_refusals_that_have_ended_and_keep_the_rest():
     history.add_start(300, 3, now - 50)
     histories.put("m", history)
     await histories.forget(now - 100, now)
-    assert histories.of("m").left_out(now) == ({300}, {2})
+    assert histories.of("m").left_out(now, open_quota) == ({300}, {2})
     await histories.forget(now - 10, now + 2)
     assert not len(histories)
 
@@ -369,8 +454,9 @@ def test_a_history_is_the_same_when_it_was_packed():
     histories = Histories()
     histories.put("m", history)
     assert histories.of("m").facts == history.facts
-    assert histories.of("m").left_out(now) == ({most, 7, 8, 9, 40}, set())
-    assert histories.of("m").left_out(now + 100) == ({most, 7, 8, 9, 40, 5}, {2})
+    assert histories.of("m").left_out(now, open_quota) == ({most, 7, 8, 9, 40}, set())
+    assert histories.of("m").left_out(now + 100, open_quota) == ({most, 7, 8, 9, 40, 5, 6}, set())
+    assert histories.of("m").left_out(now, lambda _: False) == ({most, 7, 8, 9, 40, 6}, set())
     assert histories.of("another").facts == {}
 
 
@@ -422,7 +508,7 @@ async def test_what_was_read_a_moment_ago_is_not_applied_again(new_address):
         clock.now += 1
         assert changes.added(clock.now) == []
         await router.entered("m-1", 2)
-        assert len(changes.added(clock.now)) == 1
+        assert sorted(what for _, what, _ in changes.added(clock.now)) == ["link", "start"]
 
 
 async def test_facts_of_quotas_are_not_read_again_and_ends_that_become_visible_late_are_not_missed(new_address):
@@ -435,7 +521,7 @@ async def test_facts_of_quotas_are_not_read_again_and_ends_that_become_visible_l
             fields = {"SurveyId": 5, "QuotaId": 7 + number, "Status": "Closed"}
             assert (await post(inbox, "quota_status", fields)).status == 200
             assert changes.added(clock.now) == []
-        assert list(changes._marks) == [1, 2, 3, 4]
+        assert [fact for fact, _ in changes._marks] == [1, 2, 3, 4]
         await ended(inbox, "terminate", 3, Reason="SCREENED_OUT")
         ((member, what, _),) = changes.added(clock.now)
         assert (member, what) == ('"m-1"', "end")
