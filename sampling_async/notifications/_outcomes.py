@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # What was paid, then what was taken back of it, then whatever is left.
 _STEP: Final = "CASE WHEN e.kind != 'reconciliation' THEN 0 WHEN e.amount IS NOT NULL THEN 1 ELSE 2 END"
-_JOINED: Final = f"""
+_ENDS: Final = """
 WITH notified AS (
     -- A correction may leave out the original survey, and must join the invite of what it corrects.
     -- Wave 0 means that the service named none: then the invite is one of the same survey.
@@ -70,6 +70,8 @@ WITH notified AS (
     END AS TEXT) AS invite
     FROM notified AS f
 )
+"""
+_JOINED: Final = f"""{_ENDS}
 SELECT 0 AS part, i.rowid AS place, i.key AS invite, coalesce(e.key, i.key) AS key,
     coalesce(e.survey, i.survey) AS ended_in, i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
     e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact, {_STEP} AS step,
@@ -83,21 +85,15 @@ FROM ends AS e WHERE NOT EXISTS (SELECT 1 FROM invites AS i WHERE i.key = e.invi
 ORDER BY part, place, invite, step, key, fact
 """  # noqa: S608  of constants
 
-# Wave 0 means that the service named none.
-_HAS: Final = """
-EXISTS (
-    SELECT 1 FROM facts AS f WHERE f.kind = '{kind}' AND f.standing = 'stands' AND f.corrects IS NULL
-    AND (f.key = i.key OR (
-        f.member = i.member AND i.survey = coalesce(f.origin, CASE f.wave WHEN 0 THEN f.survey END)
-    ))
-)
-"""
 # A complete that was taken back is none.
-_RATES: Final = f"""
-SELECT i.survey, i.quota, count(*),
-    sum(CASE WHEN {_HAS.format(kind="completion")} AND NOT {_HAS.format(kind="reconciliation")}
-        THEN 1 ELSE 0 END)
-FROM invites AS i WHERE {{at}} >= ? AND {{at}} < ? GROUP BY i.survey, i.quota
+_RATES: Final = f"""{_ENDS}, completed AS (
+    SELECT invite FROM ends GROUP BY invite HAVING max(CASE
+        WHEN kind = 'reconciliation' THEN 2 WHEN kind = 'completion' AND corrects IS NULL THEN 1 ELSE 0
+    END) = 1
+)
+SELECT i.survey, i.quota, count(*), count(c.invite)
+FROM invites AS i LEFT JOIN completed AS c ON c.invite = i.key
+WHERE {{at}} >= ? AND {{at}} < ? GROUP BY i.survey, i.quota
 """  # noqa: S608  of constants
 
 

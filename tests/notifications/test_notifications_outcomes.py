@@ -530,3 +530,13 @@ async def test_rates_count_completes_without_a_wave_too(ledger, path):
         await post(inbox, "completion", fields_of("m-2", WITHOUT_WAVE, SurveyId=9, OriginalSurveyID=2401))
     assert [quota.completed for quota in await ledger.funnel()] == [0, 2]
     assert (await ledger.rates(younger=0)).surveys == {2401: (2, 2), 9: (1, 0)}
+
+
+async def test_a_complete_without_a_wave_counts_for_one_invite_in_the_rates_too(ledger, path):
+    made = [invited(f"m-{number}", 1000 + wave, wave_id=wave) for number in range(3) for wave in (1, 2)]
+    await ledger.invited(made, at=ENDED - HOUR)
+    async with Inbox(path, secrets=SECRET) as inbox:
+        for number in range(3):
+            await post(inbox, "completion", fields_of(f"m-{number}", WITHOUT_WAVE, QuotaID=1002))
+    assert {each.quota_id: each.completed for each in await ledger.funnel()} == {1001: 0, 1002: 3}
+    assert (await ledger.rates(younger=0)).quotas == {1001: (3, 0), 1002: (3, 3)}
