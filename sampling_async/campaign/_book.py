@@ -53,11 +53,13 @@ class Book:
         retry_seconds: float = 60.0,
         spent: float = 0.0,
         earlier: Mapping[int, int] | None = None,
+        survey_rooms: Mapping[int, int] | None = None,
     ) -> None:
         self._places = {quota.id: _Place(quota, quota.room, quota.closed) for quota in quotas}
-        self._of_survey: dict[int, list[int]] = {}
+        self._of_wave: dict[tuple[int, int], list[int]] = {}
         for place in self._places.values():
-            self._of_survey.setdefault(place.quota.survey, []).append(place.quota.id)
+            self._of_wave.setdefault((place.quota.survey, place.quota.wave), []).append(place.quota.id)
+        self._left_of_surveys = Counter(survey_rooms)  # of those with a room of their own
         self._rules = rules
         self._is_open = is_open
         self._max_turns = max_turns
@@ -72,11 +74,20 @@ class Book:
             self.counts[state] += count
             place = self._places[quota_id]
             if state in _COMMITTED:
-                place.left -= count
+                self._take(place, count)
             self._expect(place, value if state == "invited" else 0.0)
         # The rooms of this plan already exclude what was invited, or is unknown, of earlier ones.
         for quota_id, count in (earlier or {}).items():
-            self._places[quota_id].left += count
+            self._take(self._places[quota_id], -count)
+
+    def _take(self, place: _Place, count: int = 1) -> None:
+        """Take room of a quota and of its survey; a negative count frees it."""
+        place.left -= count
+        if place.quota.survey in self._left_of_surveys:
+            self._left_of_surveys[place.quota.survey] -= count
+
+    def _has_room(self, place: _Place) -> bool:
+        return place.left > 0 and self._left_of_surveys.get(place.quota.survey, 1) > 0
 
     def _expect(self, place: _Place, value: float) -> None:
         add_to(self.expected, place.quota.currency or 0, value)
@@ -141,9 +152,9 @@ class Book:
         """Plan the best reserve that is open and has room."""
         for at, quota_id in enumerate(member.reserves):
             place = self._places.get(quota_id)
-            if place is not None and place.left > 0 and self._closed_because(quota_id) is None:
+            if place is not None and self._has_room(place) and self._closed_because(quota_id) is None:
                 del member.reserves[: at + 1]
-                place.left -= 1
+                self._take(place)
                 self.counts["pending"] += 1
                 member.added += 1
                 return NewPair(member.id, quota_id, member.added, certain=False, turn=turn)
@@ -154,7 +165,7 @@ class Book:
         self.counts["pending"] -= 1
         self.counts[state] += 1
         if state not in _COMMITTED:
-            self._places[quota_id].left += 1
+            self._take(self._places[quota_id], -1)
 
     def put_back(self, member: DueMember, quota_id: int) -> bool:
         """Count a pair as pending again, and not as requested; return False if it was not requested."""
@@ -234,7 +245,7 @@ class Book:
         self._close(member, outcome, notes)
         if outcome.result_code is None:
             # The next run requests it again. So it keeps its room, and nothing takes its place.
-            self._places[outcome.quota_id].left -= 1
+            self._take(self._places[outcome.quota_id])
             return
         self._apply(rule, member, outcome, notes)
         if member.closed is None and member.turn < self._max_turns:
@@ -257,7 +268,7 @@ class Book:
                 self._take_out(place.quota, name, rule.lesson, notes)
 
     def _take_out(self, quota: PlannedQuota, reason: str, lesson: Lesson, notes: Notes) -> None:
-        same = [quota.id] if lesson is Lesson.QUOTA else self._of_survey[quota.survey]
+        same = [quota.id] if lesson is Lesson.QUOTA else self._of_wave[quota.survey, quota.wave]
         for quota_id in same:
             if self._places[quota_id].closed is None:
                 self._places[quota_id].closed = reason

@@ -20,6 +20,7 @@ from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.requests import member_code_of
 from sampling_async.campaign._ledger_file import KEPT_GROUPS, DueMember, LedgerError, LedgerFile, PlannedQuota
 from sampling_async.campaign._limits import Limits
+from sampling_async.notifications._entries import stand_in
 
 if TYPE_CHECKING:
     import os
@@ -108,9 +109,10 @@ class CampaignLedger(LedgerFile):
             found = database.execute("SELECT id FROM members WHERE code = ?", (member_code,)).fetchone()
             if found is None:
                 return False
-            database.execute(
-                "UPDATE members SET code = ?, reserves = '[]' WHERE id = ?", (f"erased-{token_hex(8)}", *found)
-            )
+            nobody = stand_in(member_code)  # as stores of outcomes have it, so that completes still count
+            if database.execute("SELECT 1 FROM members WHERE code = ?", (nobody,)).fetchone():
+                nobody += f"-{token_hex(8)}"  # planned again after an erasing
+            database.execute("UPDATE members SET code = ?, reserves = '[]' WHERE id = ?", (nobody, *found))
             if _has_groups(database):
                 database.execute("UPDATE members SET grouped = NULL WHERE id = ?", found)
             database.execute("UPDATE invites SET url = '' WHERE member = ?", found)
@@ -167,12 +169,14 @@ class CampaignLedger(LedgerFile):
         return self._rows(query)
 
     def earlier(self) -> dict[int, int]:
-        """Return the number of pairs of each quota that may be invites of earlier plans."""
-        query = (
-            "SELECT quota, count(*) FROM pairs"
-            " WHERE plan < ? AND state IN ('invited', 'unknown') GROUP BY quota"
-        )
-        return dict(self._rows(query, (self.plan,)))
+        """Return the number of pairs of each quota that may be invites of plans before its latest one."""
+        latest = "(SELECT max(plan) FROM terms AS t WHERE t.quota = p.quota)"
+        query = f"SELECT quota, count(*) FROM pairs AS p WHERE plan < {latest} AND {INVITED} GROUP BY quota"  # noqa: S608
+        return dict(self._rows(query))
+
+    def survey_rooms(self) -> dict[int, int]:
+        """Return how many invites the surveys can use that the latest plan has a room for."""
+        return {int(each): room for each, room in json.loads(self.fact("survey_rooms") or "{}").items()}
 
     def delivered(self) -> Iterator[tuple[str, int, int, str, int | None]]:
         """Return member code, survey, wave, state and code of all pairs that were requested.

@@ -159,6 +159,8 @@ class Planner:
 
         `facts` are written with it. `take` is called before it is there: if it raises, there is none.
         """
+        if not self._currencies:
+            raise InvalidRequestError("the inventory has no quota that is open, so nothing is planned")
         allocate, left = self.allocate, dict[str, int]()
         if allocate.counts_prices_alike(self._currencies):
             allocate = evolve(allocate, currency_rates=PLACES_ALONE)  # said in the plan, so not logged too
@@ -247,7 +249,8 @@ class Planner:
             certain=sure.total(),
             requests_planned=requests,
             quotas=len(+by_quota),
-            room=sum(quota.room for quota in quotas),
+            room=sum(quota.room for quota in used),
+            survey_rooms=json.dumps(dict(terms.survey_rooms)),
             invites=round(sum(expected.values())),
             invited_before=planning.invited(),
             values=json.dumps(sums_by_currency((each, each.value * expected[each.id]) for each in used)),
@@ -316,19 +319,19 @@ class Planner:
     def _held(self, ledger: CampaignLedger, *, is_top_up: bool) -> dict[str, set[int]]:
         """Return the surveys that must not be requested again for each member, by its `stored_code`."""
         surveys: dict[str, set[int]] = {}
-        if is_top_up:
-            for code, survey_id, _, state, result_code in ledger.delivered():
-                if is_final(self.rules, state, result_code):
-                    surveys.setdefault(stored_code(code), set()).add(survey_id)
-        if self.leave_out:
-            waves: dict[int, set[int]] = {}
-            for target in self.index.quota_ids.targets():
-                waves.setdefault(target.survey.survey_id, set()).add(target.survey.wave_id)
-            known = partial(held_in, rules=self.rules, own=ledger.path, owner=self.owner)
-            for code, survey_id, wave_id in chain.from_iterable(map(known, self.leave_out)):
-                # Another wave is another survey; 0 stands for any.
-                if survey_id in waves and (not wave_id or wave_id in waves[survey_id]):
-                    surveys.setdefault(stored_code(code), set()).add(survey_id)
+        held = (
+            (code, survey_id, wave_id)
+            for code, survey_id, wave_id, state, result_code in (ledger.delivered() if is_top_up else ())
+            if is_final(self.rules, state, result_code)
+        )
+        known = partial(held_in, rules=self.rules, own=ledger.path, owner=self.owner)
+        waves: dict[int, set[int]] = {}
+        for target in self.index.quota_ids.targets():
+            waves.setdefault(target.survey.survey_id, set()).add(target.survey.wave_id)
+        for code, survey_id, wave_id in chain(held, *map(known, self.leave_out)):
+            # Another wave is another survey; 0 stands for any.
+            if survey_id in waves and (not wave_id or wave_id in waves[survey_id]):
+                surveys.setdefault(stored_code(code), set()).add(survey_id)
         return surveys
 
     def _room_left(self, allocate: Allocate, used: Iterable[tuple[int, int, int]]) -> Allocate:

@@ -32,7 +32,7 @@ WHERE NOT (i.url = '' AND m.code LIKE 'erased-%')
 _SETTLED: Final = """
 SELECT m.code, s.quota, q.survey, q.wave, s.at
 FROM settled AS s JOIN members AS m ON m.id = s.member JOIN quotas AS q ON q.id = s.quota
-WHERE m.code NOT LIKE 'erased-________________'
+WHERE m.code NOT LIKE 'erased-________________________________%'
 """
 
 

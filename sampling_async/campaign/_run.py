@@ -178,6 +178,7 @@ class CampaignRun:
             retry_seconds=self._retry_seconds,
             spent=ledger.spent() + ledger.doubtful(),
             earlier=ledger.earlier(),
+            survey_rooms=ledger.survey_rooms(),
         )
         self._rates, self._added = ledger.currency_rates(), ledger.adding()
         self._waits = WaitLog(ledger.last_wait())

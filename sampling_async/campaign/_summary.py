@@ -80,7 +80,7 @@ class QuotaFill:
         survey_id: Its survey, with `wave_id`.
         wave_id: The wave.
         survey_name: The survey's name.
-        room: How many invites it could use when it was planned.
+        room: How many invites it could use when it was planned, with those of earlier plans.
         planned: Pairs planned.
         invited: Invites made.
         rejected: Pairs refused.

@@ -162,8 +162,9 @@ def summary_of(
     with ledger.as_written():
         quotas = ledger.quotas()
         counts = _counted(ledger, quotas, is_running=is_running)
+        earlier = ledger.earlier()
         fills = tuple(
-            _fill(quota, counts.by_quota[quota.id])
+            _fill(quota, counts.by_quota[quota.id], earlier.get(quota.id, 0))
             for quota in sorted(quotas, key=lambda quota: (-quota.room, quota.id))
             if quota.id in counts.by_quota
         )
@@ -281,13 +282,13 @@ def _waiting_again(ledger: CampaignLedger, *, is_running: bool) -> int:
     return int(ledger.read(query + lost, ledger.plan)[0][0])
 
 
-def _fill(quota: PlannedQuota, pairs: Counter[str]) -> QuotaFill:
+def _fill(quota: PlannedQuota, pairs: Counter[str], earlier: int) -> QuotaFill:
     return QuotaFill(
         quota_id=quota.id,
         survey_id=quota.survey,
         wave_id=quota.wave,
         survey_name=quota.name,
-        room=quota.room,
+        room=quota.room + earlier,  # what its latest plan had left, and what was invited before
         planned=pairs.total(),
         invited=pairs["invited"],
         rejected=pairs["rejected"],

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from panel_kit import all_of, campaign_of, page_of
 from store_kit import SECRET
 
-from sampling_async.campaign import Conversion, Ends, Summary
+from sampling_async.campaign import Conversion, Ends, Summary, erase_from_ledger
 from sampling_async.matching import Allocate, LearnedRates
-from sampling_async.notifications import Inbox, OutcomeLedger, StoreError
+from sampling_async.notifications import Inbox, OutcomeLedger, StoreError, erase_member
 from sampling_async.simulator import Notifying, Simulator
 
 BEGAN = datetime(2026, 3, 6, 9, 0, tzinfo=UTC)
@@ -81,6 +81,18 @@ async def test_what_was_expected_is_that_of_the_summary_and_later_more_has_ended
         await night.simulator.notifications.deliver(inbox)
     after = (await night.campaign.summary(night.ledger)).ends.total
     assert (after.completed, after.open) == (len(night.outcomes), 0)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_what_erased_members_brought_still_counts(tmp_path, recorded):
+    night = await Night(tmp_path, recorded=recorded, completes=0.6).run()
+    before = (await night.campaign.summary(night.ledger)).ends
+    for code in {each.member_code for each in night.outcomes[:40]}:
+        erase_member(tmp_path / "store.db", code)
+        assert erase_from_ledger(night.campaign.ledger, code)
+    after = (await night.campaign.summary(night.ledger)).ends
+    assert after.total == before.total
+    assert after.quotas == before.quotas
 
 
 async def test_entered_invites_are_counted(tmp_path):
