@@ -42,8 +42,8 @@ class Validity(StrEnum):
     """Whether a fact is still true.
 
     `OVERRULED`: a terminate of a member who has a completion of the same survey and wave. `STALE`: a quota
-    status that is older than another one of its quota. Handlers get only facts that are still true, and
-    corrections.
+    status that is older than another one of its quota, or a revenue whose `DateTime` is before that of the
+    current one. Handlers get only facts that are still true, and corrections.
     """
 
     STANDS = "stands"

@@ -36,6 +36,11 @@ AND (quota IS NULL OR CAST(? AS BIGINT) IS NULL OR quota = ?)
 ORDER BY CASE WHEN quota = ? THEN 0 ELSE 1 END, id DESC LIMIT 1
 """
 
+_LATEST: Final = (
+    "SELECT amount, ended FROM facts WHERE key = ? AND kind = ? AND standing = 'stands' {}"
+    " ORDER BY id DESC LIMIT 1"
+)
+
 
 def in_its_wave(run: Callable[..., Any], entry: Entry) -> Entry:
     """Return a new entry; without a wave, it gets that of an earlier end of the same member and survey.
@@ -132,8 +137,7 @@ def said_again(run: Callable[..., Any], entry: Entry) -> Entry | None:
             (entry.key, entry.identity),
         ).fetchone()
     elif entry.kind is Kind.COMPLETION and end is not None and end.at is not None:
-        last = "SELECT amount, ended FROM facts WHERE key = ? AND kind = ? ORDER BY id DESC LIMIT 1"
-        amount, ended = run(last, (entry.key, entry.kind)).fetchone()
+        amount, ended = run(_LATEST.format(""), (entry.key, entry.kind)).fetchone()
         if amount != end.hundredths and ended is not None and end.at > ended:
             since = end.at
     if since is None:
@@ -158,6 +162,11 @@ def placed(run: Callable[..., Any], number: int, entry: Entry, receipt: int, at:
     elif entry.kind is Kind.COMPLETION:
         first = _first_completion(run, entry.key)
         if first != number:
+            ((_, latest),) = run(_LATEST.format("AND id != ?"), (entry.key, entry.kind, number)).fetchall()
+            if entry.end is not None and None not in (entry.end.at, latest) and entry.end.at < latest:
+                # It was corrected before it came.
+                _supersede(run, Validity.STALE, "id = ?", number)
+                return Validity.STALE
             run("UPDATE facts SET corrects = ? WHERE id = ?", (first, number))
         for terminate, state in sorted(
             _supersede(run, Validity.OVERRULED, "key = ? AND kind = ?", entry.key, Kind.TERMINATE)

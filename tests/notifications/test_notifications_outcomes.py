@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal, Inexact, localcontext
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -127,6 +128,26 @@ async def test_what_is_corrected_and_taken_back_twice_leaves_nothing(path, ledge
         (SurveyEnding.RECONCILED, Decimal("-0.75")),
         (SurveyEnding.RECONCILED, Decimal(0)),
     ]
+
+
+@pytest.mark.parametrize("order", list(permutations((10, 11, 12))))
+async def test_the_latest_revenue_counts_in_whatever_order_they_come(path, ledger, order):
+    await ledger.invited([invited("m-1")])
+    revenues = {10: 100, 11: 150, 12: 120}
+    found = await rows_after(
+        path,
+        ledger,
+        *(
+            ("completion", {**COMPLETION, "Revenue": revenues[hour], "DateTime": f"2026-11-22 {hour}:00:00"})
+            for hour in (*order, *order)
+        ),
+    )
+    assert sum(revenue for _, revenue in found) == Decimal("1.2")
+    async with Inbox(path, secrets=SECRET) as inbox:
+        facts = [fact async for fact in inbox.facts()]
+    late = [at for at, hour in enumerate(order) if any(before > hour for before in order[:at])]
+    assert [at for at, fact in enumerate(facts) if fact.validity == "stale"] == late
+    assert {fact.receipts for fact in facts} == {2}
 
 
 @pytest.mark.parametrize("order", [1, -1])
