@@ -20,6 +20,7 @@ from sampling_async._contract.errors import (
     SamplingError,
     ServiceError,
     TransportError,
+    WithheldError,
     delivered,
     is_test_failure,
 )
@@ -301,11 +302,16 @@ class Inviter:
                 fan_out=self._span,
             )
 
-    async def _ask_on_record(self, job: Job, permit: Permit, recorder: Recorder) -> Callable[[], object]:
+    async def _ask_on_record(self, job: Job, permit: Permit, recorder: Recorder) -> Callable[[], object] | None:
         # The order protects against a second invite: nothing is sent before its row is on disk, and the user
         # receives no outcome before that is on disk too.
         timeline = job.timeline
         assert timeline is not None
+        if not recorder.may_send(job.chunk):
+            recorder.note_withheld(job.chunk)
+            job.note(failed(job.chunk, WithheldError()))
+            job.answered = job.account()
+            return None
         number = recorder.note_sent(job.chunk)
 
         try:
@@ -348,6 +354,8 @@ class Inviter:
                 continue
             asked += 1
             track = job.begin(part, is_explained=self._is_explained, fan_out=self._span)
+            if self._recorder is not None:
+                track.is_wanted = partial(self._recorder.may_send, part)
             try:
                 job.note(await self._request(part, permit, track))
                 accepted += 1

@@ -24,6 +24,7 @@ from sampling_async._contract.errors import (
     SamplingError,
     ServiceError,
     TransportTimeoutError,
+    WithheldError,
 )
 from sampling_async._contract.exchange import MAX_RETRY_AFTER, TOO_MANY
 from sampling_async._contract.logs import PanelLogger
@@ -230,7 +231,8 @@ class Caller:
         while True:
             answered_at = self.outage.answered_at
             needs_permit = not permit.is_held or permit.remaining <= 0
-            if not needs_permit or (refused := await self._refused(permit)) is None:
+            refused = (await self._refused(permit) if needs_permit else None) or _unwanted(track)
+            if refused is None:
                 answer = await self.attempts.make(call, permit, track, read)
             else:
                 answer = refused
@@ -411,6 +413,12 @@ class Caller:
         # A regular rejection comes from a healthy service, so it counts as a success for the retry budget.
         if isinstance(error, BadRequestError) and not may_have_worked(error):
             self.budget.deposit()
+
+
+def _unwanted(track: CallTrack) -> SamplingError | None:
+    if track.is_wanted is None or not track.attempts or track.is_wanted():
+        return None
+    return WithheldError(permanent=True)  # so it is not repeated
 
 
 def _delivery_of_all(call: Call[Any], last: SamplingError, *, ambiguous: bool) -> Delivery:

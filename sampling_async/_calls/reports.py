@@ -43,6 +43,8 @@ class CallTrack(Track):
     is_explained: bool = True  # whether somebody may ask for a report of these attempts
     # called with the error or None when the attempt whose response goes on has ended
     at_end: Callable[[BaseException | None], None] | None = field(default=None, repr=False)
+    # asked before each attempt but the first
+    is_wanted: Callable[[], bool] | None = field(default=None, repr=False)
     # what `Hooks.fan_out_began` returned, if the call belongs to a fan-out
     fan_out: object = field(default=None, repr=False)
 

@@ -265,6 +265,10 @@ class JournalError(SamplingError):
         return f"the journal {self.path} {self.args[0]}"
 
 
+class WithheldError(SamplingError):
+    """This was not to be sent any more. It ends a request of a campaign, which shows it to nobody."""
+
+
 class OutageError(SamplingError):
     """Nothing was sent, because there is an outage or the service refuses all requests; see `OutagePolicy`.
 

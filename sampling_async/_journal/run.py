@@ -46,6 +46,13 @@ class Recorder(Protocol):
         """Note that a chunk will be sent, once `written()` has returned. Return its number."""
         ...
 
+    def may_send(self, chunk: Chunk) -> bool:
+        """Return whether a chunk may still be sent: it may have waited for long, or been refused for load."""
+        ...
+
+    def note_withheld(self, chunk: Chunk) -> None:
+        """Note that a chunk is not sent, because it may not be sent any more."""
+
     def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
         """Note the outcomes of a chunk."""
 
@@ -267,6 +274,12 @@ class JournalRun:
         self._settled.notify()
 
     # --- Writing
+
+    def may_send(self, _chunk: Chunk) -> bool:
+        return True
+
+    def note_withheld(self, chunk: Chunk) -> None:
+        """See `may_send`."""
 
     def note_sent(self, chunk: Chunk) -> int:
         """Note that a chunk will be sent. Send it only after `written()` has returned. Return its number."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import define
 
 from sampling_async._contract.currencies import add_to
-from sampling_async._contract.errors import ClientClosedError, ForbiddenError, OutageError
+from sampling_async._contract.errors import ClientClosedError, ForbiddenError, OutageError, WithheldError
 from sampling_async._contract.result_codes import ResultCode
 from sampling_async._protocol.lessons import Lesson, rule_for
 from sampling_async.campaign._ledger_file import MadeInvite, NewPair, PairEnd
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_TRIES: Final = 3  # how often the same pair is requested, if each time the reason passes by itself
 CLOSED: Final = "closed in the inventory"
 # Failures that say nothing about a pair: all others would fail too, and the pair stays as it was.
-_OF_ALL: Final = (ForbiddenError, OutageError, ClientClosedError)
+_OF_ALL: Final = (ForbiddenError, OutageError, ClientClosedError, WithheldError)
 _COMMITTED: Final = frozenset({"pending", "invited", "unknown"})
 
 
@@ -109,7 +109,7 @@ class Book:
     def cost_of(self, member: DueMember) -> float:
         """Return what the dearest of a member's pairs costs, or of the reserves that may take their place."""
         quota_ids = list(member.due)
-        if any(self._closed_because(quota_id) is not None for quota_id in quota_ids):
+        if any(not self.is_open(quota_id) for quota_id in quota_ids):
             quota_ids += [quota_id for quota_id in member.reserves if quota_id in self._places]
         return max((self._places[quota_id].quota.cost for quota_id in quota_ids), default=0.0)
 
@@ -142,6 +142,9 @@ class Book:
         self.asked += len(now)
         return now
 
+    def is_open(self, quota_id: int) -> bool:
+        return self._closed_because(quota_id) is None
+
     def _closed_because(self, quota_id: int) -> str | None:
         place = self._places[quota_id]
         if place.closed is not None:
@@ -152,7 +155,7 @@ class Book:
         """Plan the best reserve that is open and has room."""
         for at, quota_id in enumerate(member.reserves):
             place = self._places.get(quota_id)
-            if place is not None and self._has_room(place) and self._closed_because(quota_id) is None:
+            if place is not None and self._has_room(place) and self.is_open(quota_id):
                 del member.reserves[: at + 1]
                 self._take(place)
                 self.counts["pending"] += 1

@@ -36,6 +36,7 @@ class LedgerRecord:
     _clock: Callable[[], float]
     asked: int  # how many members had a request, in all runs
     requests: int  # how many requests there were, in all runs
+    _may_send: Callable[[Iterable[int]], bool]  # whether quotas may be requested now
     changed: Notifier = field(factory=Notifier)
     is_ending: bool = False  # whether what is not sent now goes back to what is pending
     _members: dict[str, DueMember] = field(factory=dict[str, DueMember])
@@ -66,8 +67,6 @@ class LedgerRecord:
         self._noted += len(self._notes.ends) > before  # a new pair takes the place of one that has ended
         if quota_ids:
             self._members[member.code] = member
-            self.asked += not member.was_asked
-            member.was_asked = True
         return quota_ids
 
     def note_wait(self, number: int, kind: str, began: float, ended: float) -> None:
@@ -97,10 +96,22 @@ class LedgerRecord:
         """Note that a chunk will be sent, once `written()` has returned. Return its number."""
         self.requests += 1
         member = self._members[chunk.member_code]
+        self.asked += not member.was_asked
+        member.was_asked = True
         self._notes.sent.append((self.requests, member.id, plain_json(chunk.quota_ids).decode()))
         self._noted += 1
         self._sent_at[self.requests] = self._clock()
         return self.requests
+
+    def may_send(self, chunk: Chunk) -> bool:
+        return self._may_send(chunk.quota_ids)
+
+    def note_withheld(self, chunk: Chunk) -> None:
+        member = self._members[chunk.member_code]
+        for quota_id in chunk.quota_ids:
+            self._book.put_back(member, quota_id)
+        self._let_go(member)
+        self.changed.notify()
 
     def note_answered(self, number: int, outcomes: Iterable[InviteOutcome]) -> None:
         """Note the outcomes of a chunk, and what they change."""
@@ -122,8 +133,7 @@ class LedgerRecord:
             outcomes = [each for each in outcomes if each.status != "not_sent"]
         before = len(notes.ends)
         self._book.record(member, outcomes, now, notes, requested=now - latency)
-        if not member.waiting:
-            del self._members[member.code]
+        self._let_go(member)
         states = [end.state for end in notes.ends[before:]]
         self.moments.add(
             now,
@@ -132,6 +142,10 @@ class LedgerRecord:
             rejected=states.count("rejected"),
             failed=states.count("unknown") + states.count("not_sent"),
         )
+
+    def _let_go(self, member: DueMember) -> None:
+        if not member.waiting:
+            del self._members[member.code]
 
     async def written(self) -> None:
         """Wait until all that was noted before is on disk. One transaction writes for all tasks that wait."""

@@ -16,6 +16,7 @@ from sampling_async import InvalidRequestError, InviteRequest
 from sampling_async._bulk.inputs import PromptItems
 from sampling_async._contract.checks import count_of
 from sampling_async._contract.currencies import money_in_words, total_of
+from sampling_async._contract.errors import WithheldError
 from sampling_async._pacing.background import BackgroundService
 from sampling_async._pacing.threads import in_thread
 from sampling_async._protocol.requests import request_of
@@ -27,7 +28,7 @@ from sampling_async.campaign._summing import Moments, WaitLog, summary_of
 from sampling_async.notifications import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from types import TracebackType
 
     from sampling_async import InviteOutcome, SamplingClient
@@ -143,7 +144,13 @@ class CampaignRun:
         try:
             await in_thread(self._open)
             self._record = LedgerRecord(
-                self._ledger, Moments(self._number), self._book, self._wall_clock, self._clock, *self._before
+                self._ledger,
+                Moments(self._number),
+                self._book,
+                self._wall_clock,
+                self._clock,
+                *self._before,
+                self._may_send,
             )
             due = _DueRequests(self._most, self._allowed, self._request, self._next_turn, self._window)
             self._stream = self._client.fan_out(due, journal=self._record)
@@ -239,6 +246,9 @@ class CampaignRun:
         self._must_be_entered()
         try:
             outcome = await self._stream.__anext__()
+            while outcome.status == "not_sent" and isinstance(outcome.error, WithheldError):
+                # The pair is pending again.
+                outcome = await self._stream.__anext__()
         except StopAsyncIteration:
             # Nobody has stopped it, and still not everything was requested.
             if self.pairs.pending:
@@ -322,6 +332,11 @@ class CampaignRun:
         if rate is not None and not self._pace.has_token(self._clock(), self._book.committed, rate):
             return "rate"
         return None
+
+    def _may_send(self, quota_ids: Iterable[int]) -> bool:
+        """Return whether what was requested may be sent now: it may have waited, or been refused for load."""
+        must_wait = self._must_stop() or self._obstacle() in {"paused", "hours"}
+        return not must_wait and all(self._book.is_open(quota_id) for quota_id in quota_ids)
 
     def _must_stop(self) -> bool:
         if self._book.stop is not None:

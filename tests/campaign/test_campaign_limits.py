@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import anyio
+import httpx
 import pytest
 from attrs import evolve
+from doubles import until
 from panel_kit import all_of, campaign_of, holds, planned_campaign, sql
 
-from sampling_async import InvalidRequestError
+from sampling_async import InvalidRequestError, SamplingClient
 from sampling_async.campaign import Campaign, Limits
-from sampling_async.matching import Allocate
+from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.simulator import Fault, Latency, Simulator
 
 
@@ -196,3 +198,67 @@ async def test_limits_are_checked_and_kept(sim, tmp_path):
                 await campaign.limit(**wrong)
         summary = await campaign.summary()
     assert summary.limits == {"members asked for at once": "3", "invites a minute": "60"}
+
+
+class Refusing(httpx.AsyncBaseTransport):
+    """A simulator that refuses bulks for load, as long as `refuses` says so."""
+
+    def __init__(self, sim: Simulator, answer: httpx.Response) -> None:
+        self.inner, self.answer = sim.transport(), answer
+        self.refuses = True
+        self.refused: set[str] = set()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "POST" and self.refuses:
+            self.refused.add(request.url.path.split("/")[-2])
+            return self.answer
+        return await self.inner.handle_async_request(request)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("way", ["paused", "hours", "closed"])
+async def test_what_was_refused_for_load_is_sent_again_only_within_the_limits_of_that_moment(
+    sim, tmp_path, status, way
+):
+    now, outcomes = [1_700_000_000.0], []
+    limits = Limits(hours="00:00-23:00")
+    transport = Refusing(sim, httpx.Response(status, json={"Result": "BUSY", "ResultCode": 99}))
+    given = {"panel_guid": sim.panel_guid, "api_key": sim.api_key, "transport": transport}
+
+    async def follow() -> None:
+        outcomes.extend([outcome async for outcome in run])
+
+    async with (
+        SamplingClient(sim.base_url, **given) as client,
+        client.watch_quotas(every=3600) as watch,
+        LiveIndex(watch) as live,
+    ):
+        await live.ready()
+        campaign = campaign_of(sim, client, tmp_path, inventory=live, limits=limits, wall_clock=lambda: now[0])
+        await campaign.plan()
+        async with campaign.run() as run, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            # Else a request that is just being written down is sent once.
+            await until(lambda: len(transport.refused) == run.requests > 3)
+            if way == "paused":
+                await campaign.pause()
+                await until(lambda: run.limits.paused)
+            elif way == "hours":
+                now[0] += 3_600
+            else:
+                for quota_id in list(live.index.quota_ids):
+                    live.close_quota(quota_id)
+            transport.refuses = False
+            if way != "closed":
+                await waits_for(run, way)
+                await until(lambda: not run._record.members)
+                assert (run.pairs.invited, outcomes) == (0, [])
+                assert not sim.ledger.requests(endpoint="bulk_invite")
+                now[0] += 3 * 3_600
+                await campaign.resume()
+        summary = await campaign.summary()
+    assert (summary.pairs.pending, summary.pairs.not_sent) == (0, 0)
+    assert bool(summary.pairs.invited) == (way != "closed")
+    assert summary.pairs.invited == len(sim.ledger.invites)
+    if way == "closed":
+        assert not sim.ledger.requests(endpoint="bulk_invite")
