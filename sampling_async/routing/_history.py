@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from math import inf
 from struct import Struct
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from attrs import field, frozen
 
@@ -98,7 +98,7 @@ class _Known(IntEnum):
     STARTED = 0  # when the quota was entered; this and the next ones leave their survey out for good
     INVITED = 1  # when another sender invited the member, such as a campaign
     ENDED = 2  # when
-    COMPLETED = 3  # when; with the wave in place of the quota
+    COMPLETED = 3  # when
     UNCLEAR = 4  # when it was requested
     LEASED = 5  # until when; then it is unclear
     GIVEN = 6  # until when its link is given; then the survey is left out
@@ -113,14 +113,29 @@ _FROM_THEN: Final = {_Known.LEASED, _Known.GIVEN}
 _UNTIL_THEN: Final = {_Known.QUOTA_REFUSED, _Known.SURVEY_REFUSED, _Known.MEMBER_REFUSED}
 _OF_LINK: Final = (_Known.UNCLEAR, _Known.LEASED, _Known.GIVEN, _Known.HELD, _Known.QUOTA_REFUSED)
 
-_Facts: TypeAlias = "dict[tuple[int, int, int], float]"
-"""What is known, of which quota and survey (0 if it is of none), and its time."""
+_Facts: TypeAlias = "dict[tuple[int, int, int, int], float]"
+"""What is known, of which quota, survey and wave (0 if it is of none, or of any), and its time."""
 
-_PACKED: Final = Struct("<Bqqd")
+_PACKED: Final = Struct("<Bqqqd")
+
+
+class LeftOut(NamedTuple):
+    """What a member does not get: surveys with their wave, 0 for any, and other quotas."""
+
+    surveys: set[tuple[int, int]]
+    quotas: set[int]
+
+    def has(self, quota_id: int, survey_id: int, wave_id: int) -> bool:
+        """Return whether a quota is left out."""
+        surveys = self.surveys
+        return quota_id in self.quotas or (survey_id, wave_id) in surveys or (survey_id, 0) in surveys
 
 
 class MemberHistory:
-    """What is known of one member. A survey that was entered, has ended or is unclear is left out for good."""
+    """What is known of one member. A survey that was entered, has ended or is unclear is left out for good.
+
+    Another wave is another survey.
+    """
 
     __slots__ = ("facts",)
 
@@ -128,64 +143,65 @@ class MemberHistory:
         self.facts: _Facts = {} if facts is None else facts
 
     def add_link(self, link: Link, now: float) -> None:
-        quota_id, survey_id = link.quota_id, link.survey_id
+        of_quota = link.quota_id, link.survey_id, link.wave_id
         for known in _OF_LINK:  # it may have had another state before
-            self.facts.pop((known, quota_id, survey_id), None)
+            self.facts.pop((known, *of_quota), None)
         if link.entered is not None:
-            self.add_start(survey_id, quota_id, link.entered)
+            self.facts[_Known.STARTED, *of_quota] = link.entered
         elif link.state == "refused":
             self._refuse(link)
         elif link.state == "unclear" or (link.state == "asking" and not link.is_leased(now)):
-            self.facts[_Known.UNCLEAR, quota_id, survey_id] = link.asked
+            self.facts[_Known.UNCLEAR, *of_quota] = link.asked
         elif link.state == "asking":
-            self.facts[_Known.LEASED, quota_id, survey_id] = link.until
+            self.facts[_Known.LEASED, *of_quota] = link.until
         else:
-            self.facts[_Known.HELD, quota_id, survey_id] = link.asked
+            self.facts[_Known.HELD, *of_quota] = link.asked
             if link.until < inf:
-                self.facts[_Known.GIVEN, quota_id, survey_id] = link.until
+                self.facts[_Known.GIVEN, *of_quota] = link.until
 
     def _refuse(self, link: Link) -> None:
         match lesson_of(link.code):
             case Lesson.MEMBER:
-                key = (_Known.MEMBER_REFUSED, 0, 0)
+                key = (_Known.MEMBER_REFUSED, 0, 0, 0)
             case Lesson.MEMBER_SURVEY | Lesson.SURVEY:
-                key = (_Known.SURVEY_REFUSED, 0, link.survey_id)
+                key = (_Known.SURVEY_REFUSED, 0, link.survey_id, link.wave_id)
             case _:
-                key = (_Known.QUOTA_REFUSED, link.quota_id, link.survey_id)
+                key = (_Known.QUOTA_REFUSED, link.quota_id, link.survey_id, link.wave_id)
         self.facts[key] = max(link.until, self.facts.get(key, -inf))
 
-    def add_start(self, survey_id: int, quota_id: int, at: float) -> None:
-        self.facts[_Known.STARTED, quota_id, survey_id] = at
+    def add_start(self, survey_id: int, wave_id: int, quota_id: int, at: float) -> None:
+        self.facts[_Known.STARTED, quota_id, survey_id, wave_id] = at
 
-    def add_invite(self, survey_id: int, at: float) -> None:
+    def add_invite(self, survey_id: int, wave_id: int, at: float) -> None:
         """Add an invite of another sender, such as a campaign: the member holds its link."""
-        self.facts[_Known.INVITED, 0, survey_id] = at
+        self.facts[_Known.INVITED, 0, survey_id, wave_id] = at
 
     def add_end(
         self, kind: str, survey_id: int, wave_id: int, original_survey_id: int | None, at: float
     ) -> None:
-        for ended in {survey_id, survey_id if original_survey_id is None else original_survey_id}:
-            self.facts[_Known.ENDED, 0, ended] = at
+        self.facts[_Known.ENDED, 0, survey_id, wave_id] = at
+        if original_survey_id is not None and original_survey_id != survey_id:
+            self.facts[_Known.ENDED, 0, original_survey_id, 0] = at  # nobody says of which wave
         if kind == "completion":
-            self.facts[_Known.COMPLETED, wave_id, survey_id] = at
+            self.facts[_Known.COMPLETED, 0, survey_id, wave_id] = at
 
     def packed(self) -> bytes:
-        """Return the facts in 25 bytes each; what no router writes raises one of `UNUSABLE`."""
+        """Return the facts in 33 bytes each; what no router writes raises one of `UNUSABLE`."""
         return b"".join(_PACKED.pack(*key, at) for key, at in self.facts.items())
 
     def entered_at(self, quota_id: int) -> float | None:
         entered = (
-            at for (known, quota, _), at in self.facts.items() if known == _Known.STARTED and quota == quota_id
+            at for (known, quota, *_), at in self.facts.items() if known == _Known.STARTED and quota == quota_id
         )
         return next(entered, None)
 
-    def has_ended(self, survey_id: int) -> bool:
-        return (_Known.ENDED, 0, survey_id) in self.facts
+    def has_ended(self, survey_id: int, wave_id: int) -> bool:
+        return not self.facts.keys().isdisjoint((_Known.ENDED, 0, survey_id, wave) for wave in {0, wave_id})
 
-    def left_out(self, now: float, is_open: Callable[[int], bool]) -> tuple[set[int], set[int]]:
-        """Return the surveys, and the other quotas, that the member does not get now."""
-        surveys, quotas = set(), set()
-        for (known, quota_id, survey_id), at in self.facts.items():
+    def left_out(self, now: float, is_open: Callable[[int], bool]) -> LeftOut:
+        """Return what the member does not get now."""
+        surveys, quotas = set[tuple[int, int]](), set[int]()
+        for (known, quota_id, *survey), at in self.facts.items():
             if known == _Known.QUOTA_REFUSED:
                 if at > now:
                     quotas.add(quota_id)
@@ -195,15 +211,15 @@ class MemberHistory:
                 or (known in _FROM_THEN and at <= now)
                 or (known == _Known.HELD and not is_open(quota_id))
             ):
-                surveys.add(survey_id)
-        return surveys, quotas
+                surveys.add((survey[0], survey[1]))
+        return LeftOut(surveys, quotas)
 
     def gets_nothing(self, caps: Caps, now: float) -> bool:
         """Return whether the member was refused as such, or has reached a cap of the day."""
-        if self.facts.get((_Known.MEMBER_REFUSED, 0, 0), -inf) > now:
+        if self.facts.get((_Known.MEMBER_REFUSED, 0, 0, 0), -inf) > now:
             return True
         midnight = now // DAY * DAY
-        today = [known for (known, _, _), at in self.facts.items() if midnight <= at < midnight + DAY]
+        today = [known for (known, *_), at in self.facts.items() if midnight <= at < midnight + DAY]
         return today.count(_Known.STARTED) >= caps.starts or today.count(_Known.COMPLETED) >= caps.completes
 
 
@@ -218,7 +234,7 @@ class Histories:
 
     def of(self, member: str) -> MemberHistory:
         packed = self._packed.get(member, b"")
-        return MemberHistory({(a, b, c): at for a, b, c, at in _PACKED.iter_unpack(packed)})
+        return MemberHistory({(a, b, c, d): at for a, b, c, d, at in _PACKED.iter_unpack(packed)})
 
     def put(self, member: str, history: MemberHistory) -> None:
         if history.facts:

@@ -124,10 +124,10 @@ def begin(store: SqlStore, wish: Wish, clock: Callable[[], float]) -> Turn:
     # A member is invited to one quota of a survey, once: also if its link is too old to be given, or its quota
     # has closed.
     held = {link.quota_id for link in links if link.state == "invited"}
-    surveys, quotas = history.left_out(now, lambda quota_id: quota_id not in held)
+    left_out = history.left_out(now, lambda quota_id: quota_id not in held)
     choice: dict[int, Offer] = {}
     for offer in wish.offers:
-        if offer.quota_id not in quotas and offer.survey_id not in surveys:
+        if not left_out.has(offer.quota_id, offer.survey_id, offer.wave_id):
             choice.setdefault(offer.survey_id, offer)  # a member gets one link of a survey
     asked = list(choice.values())[: wish.most]
     for offer in asked:
@@ -146,12 +146,12 @@ def _waits(link: Link, history: MemberHistory, wish: Wish, now: float) -> bool:
     is_unused = entered is None and not history.gets_nothing(wish.caps, now)  # to enter it is a start
     return (
         (is_unused or is_of_this_moment)
-        and not history.has_ended(link.survey_id)
-        and not history.has_ended(link.invite.survey_id)
+        and not history.has_ended(link.survey_id, link.wave_id)
+        and not history.has_ended(link.invite.survey_id, link.invite.wave_id)
         and (
             wish.quota_ids is None
             or link.quota_id in wish.quota_ids
-            or any(link.survey_id == offer.survey_id for offer in wish.offers)
+            or any((link.survey_id, link.wave_id) == (offer.survey_id, offer.wave_id) for offer in wish.offers)
         )
     )
 
@@ -166,12 +166,12 @@ def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberH
         requested = {link.quota_id for link in links if link.state != "refused"}
         for end in store.execute(_ENDS.format(columns="", condition="member = ?"), (member,)):
             history.add_end(*end)
-        query = "SELECT survey, quota, invited, entered FROM invites WHERE member = ?"
-        for survey_id, quota_id, invited, entered in store.execute(query, (member,)):
+        query = "SELECT survey, wave, quota, invited, entered FROM invites WHERE member = ?"
+        for survey_id, wave_id, quota_id, invited, entered in store.execute(query, (member,)):
             if entered is not None:
-                history.add_start(survey_id, quota_id, entered)
+                history.add_start(survey_id, wave_id, quota_id, entered)
             elif quota_id not in requested:
-                history.add_invite(survey_id, invited)
+                history.add_invite(survey_id, wave_id, invited)
         history.packed()
     return links, history
 
@@ -278,15 +278,15 @@ def _ends(run: Callable[..., Any], after: int, since: float) -> Iterator[Row]:
 def _invites(run: Callable[..., Any], is_new: str, *values: float) -> Iterator[Row]:
     """Yield what other senders, such as campaigns, have invited to, and which invites were entered."""
     query = (
-        f"SELECT member, survey, quota, invited, entered FROM invites AS i WHERE ({is_new})"  # noqa: S608
+        f"SELECT member, survey, wave, quota, invited, entered FROM invites AS i WHERE ({is_new})"  # noqa: S608
         " AND (entered IS NOT NULL OR NOT EXISTS (SELECT 1 FROM links AS l"
         " WHERE l.member = i.member AND l.quota = i.quota AND l.state != 'refused'))"
     )
-    for member, survey_id, quota_id, invited, entered in run(query, values):
+    for member, survey_id, wave_id, quota_id, invited, entered in run(query, values):
         if entered is None:
-            yield member, "invite", (survey_id, invited)
+            yield member, "invite", (survey_id, wave_id, invited)
         else:
-            yield member, "start", (survey_id, quota_id, entered)
+            yield member, "start", (survey_id, wave_id, quota_id, entered)
 
 
 def _links_since(run: Callable[..., Any], since: float) -> Iterator[Row]:

@@ -30,7 +30,7 @@ from sampling_async.routing._links import Changes, apply
 from sampling_async.routing._route import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sampling_async._contract.currencies import CurrencyRates
     from sampling_async._contract.records import Price
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sampling_async.matching._program import Target
     from sampling_async.matching._segment import CompiledPart
     from sampling_async.notifications._sql import SqlStore
-    from sampling_async.routing._history import Caps
+    from sampling_async.routing._history import Caps, LeftOut
 
 
 _LOG: Final = logging.getLogger("sampling_async.routing")
@@ -215,19 +215,20 @@ class OfferBook:
         if any(part not in self._of_parts for part, _ in self._live.index.quota_ids.parts()):
             self._compare([part for part, _ in self._live.index.quota_ids.parts()])
         return [
-            self._from_the_best(part, bits, share, *left_out)
+            self._from_the_best(part, bits, share, left_out)
             for quotas, share in ((matched.certain, 1.0), (matched.possible, _POSSIBLE))
             for part, bits in quotas.parts()
         ]
 
     def _from_the_best(
-        self, part: CompiledPart, bits: int, share: float, surveys: Container[int], quotas: Container[int]
+        self, part: CompiledPart, bits: int, share: float, left_out: LeftOut
     ) -> Iterator[tuple[float, float, Target]]:
         fits = bits.to_bytes(len(part.targets) // 8 + 1, "little")
         for value, bit in self._values_of(part):
             if fits[bit >> 3] >> (bit & 7) & 1:
                 target = part.targets[bit]
-                if target.survey.survey_id not in surveys and target.quota.quota_id not in quotas:
+                survey = target.survey
+                if not left_out.has(target.quota.quota_id, survey.survey_id, survey.wave_id):
                     yield value * share, share, target
 
     def _values_of(self, part: CompiledPart) -> list[tuple[float, int]]:

@@ -99,8 +99,8 @@ async def test_offers_learn_within_a_second_whom_others_invite_and_send_on(new_a
         await until(lambda: ids(router.offers(Member("m-2", MEMBER.profile))) == [2])
 
 
-async def invited_by_a_campaign(store, clock, quota_id, member_code="m-1"):
-    invite = doubles.item(quota_id, 1)["Invite"] | {"SurveyID": quota_id * 100}
+async def invited_by_a_campaign(store, clock, quota_id, member_code="m-1", wave=1):
+    invite = doubles.item(quota_id, 1)["Invite"] | {"SurveyID": quota_id * 100, "WaveID": wave}
     invite = from_json(Invite, json.dumps(invite))
     outcome = InviteOutcome(member_code=member_code, quota_id=quota_id, status="invited", invite=invite)
     assert await OutcomeLedger(store, clock=clock).invited([outcome]) == 1
@@ -139,6 +139,33 @@ async def test_an_invite_that_another_process_gives_is_not_counted_as_unused(new
         await until(lambda: one.status.unused == 0)
 
 
+@pytest.mark.parametrize(
+    ("known", "wave"),
+    [*((known, wave) for known in ("entered", "campaign", "ended") for wave in (1, 2)), ("ended", 0)],
+)
+async def test_another_wave_is_another_survey_and_an_end_without_its_wave_is_of_any(new_address, known, wave):
+    panel, store, clock = Panel(2, wave_id=wave or 1), new_address(), Clock()
+    panel.instead = {"WaveID": wave or 1}
+    async with (
+        router_of(panel, store, clock=clock) as router,
+        Inbox(store, secrets=SECRET, clock=clock) as inbox,
+    ):
+        match known:
+            case "entered":
+                await (await click(router)).entered()
+            case "campaign":
+                await invited_by_a_campaign(store, clock, 2, wave=wave)
+            case "ended":
+                await ended(inbox, "terminate", 2, WaveId=wave or None, Reason="SCREENED_OUT")
+        assert (await click(router)).status is NONE_OPEN
+    panel = Panel(2, wave_id=2)
+    panel.instead = {"WaveID": 2}
+    async with router_of(panel, store, clock=clock) as router:
+        is_open = wave == 1
+        assert ids(router.offers(MEMBER)) == [2] * is_open
+        assert (await click(router)).status is (ROUTED if is_open else NONE_OPEN)
+
+
 async def test_one_quota_of_a_survey_is_requested_at_once(monkeypatch):
     panel = two_of_a_survey()
     monkeypatch.setattr(RequestSizer, "most", lambda *_: 3)
@@ -161,9 +188,10 @@ async def test_a_quota_that_opens_again_in_the_middle_of_a_click_is_not_requeste
     panel = Panel(1, 2)
     async with live_of(panel) as (client, live), SurveyRouter(client, live, store=None) as router:
         assert (await click(router)).invite.quota_id == 2
-        with monkeypatch.context() as patch:
-            patch.setattr(live, "is_open", lambda _: False)  # at the look at it, but not a moment later
-            assert (await click(router)).invite.quota_id == 1
+        looks = iter([True, False])  # it is closed at the second look, and open again a moment later
+        monkeypatch.setattr(live, "is_open", lambda _: next(looks, True))
+        assert (await click(router)).invite.quota_id == 1
+        assert next(looks, None) is None
     assert panel.asked == [("m-1", 2), ("m-1", 1)]
 
 
@@ -434,10 +462,10 @@ async def test_histories_forget_refusals_that_have_ended_and_keep_the_rest():
     for quota_id, until_ in ((1, now - 1), (2, now + 1)):
         link = Link(quota_id, 100 * quota_id, 1, "refused", None, now - 9, until_, 10, None, None)
         history.add_link(link, now)
-    history.add_start(300, 3, now - 50)
+    history.add_start(300, 1, 3, now - 50)
     histories.put("m", history)
     await histories.forget(now - 100, now)
-    assert histories.of("m").left_out(now, open_quota) == ({300}, {2})
+    assert histories.of("m").left_out(now, open_quota) == ({(300, 1)}, {2})
     await histories.forget(now - 10, now + 2)
     assert not len(histories)
 
@@ -445,18 +473,19 @@ async def test_histories_forget_refusals_that_have_ended_and_keep_the_rest():
 def test_a_history_is_the_same_when_it_was_packed():
     history, now = MemberHistory(), 1_800_000_000.0
     most = 2**63 - 1
-    history.add_start(most, most, now)
-    history.add_end("completion", 7, 0, 8, now)
-    history.add_invite(9, now)
+    history.add_start(most, most, most, now)
+    history.add_end("completion", 7, 2, 8, now)
+    history.add_invite(9, 3, now)
     history.add_link(Link(1, 5, 1, "asking", "me", now, now + 3, None, None, None), now)
     history.add_link(Link(2, 6, 1, "invited", None, now, now + 60, 1, None, None), now)
     history.add_link(Link(4, 40, 1, "unclear", None, now, now, None, None, None), now)
     histories = Histories()
     histories.put("m", history)
     assert histories.of("m").facts == history.facts
-    assert histories.of("m").left_out(now, open_quota) == ({most, 7, 8, 9, 40}, set())
-    assert histories.of("m").left_out(now + 100, open_quota) == ({most, 7, 8, 9, 40, 5, 6}, set())
-    assert histories.of("m").left_out(now, lambda _: False) == ({most, 7, 8, 9, 40, 6}, set())
+    surveys = {(most, most), (7, 2), (8, 0), (9, 3), (40, 1)}
+    assert histories.of("m").left_out(now, open_quota) == (surveys, set())
+    assert histories.of("m").left_out(now + 100, open_quota) == (surveys | {(5, 1), (6, 1)}, set())
+    assert histories.of("m").left_out(now, lambda _: False) == (surveys | {(6, 1)}, set())
     assert histories.of("another").facts == {}
 
 
@@ -467,7 +496,7 @@ def test_a_member_takes_less_than_400_bytes():
     try:
         for member in members:
             history = MemberHistory()
-            history.add_start(1_234_567, 9_876_543, 1.8e9)
+            history.add_start(1_234_567, 1, 9_876_543, 1.8e9)
             history.add_end("completion", 1_234_567, 1, None, 1.8e9)
             history.add_link(Link(7_654_321, 99_999, 1, "refused", None, 1.8e9, 1.8e9, 10, None, None), 1.8e9)
             histories.put(member, history)
