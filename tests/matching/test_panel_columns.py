@@ -297,6 +297,19 @@ def test_whole_numbers_may_be_decimals_or_floats_of_any_width(kind):
     assert counted(PanelMatcher(index), pa.table({str(OTHER): column})) == {1: (1, 0)}
 
 
+def test_whole_numbers_may_be_texts_as_pandas_writes_them_beside_gaps():
+    index = QuotaIndex([survey(quota([sub_quota(row(OTHER, 20))], quota_id=1), device_type_ids=(2,))])
+    columns = {
+        str(OTHER): ["20.0", "20", "20"],
+        "device_type": ["2.0", "", "1.0"],
+        "invites_left": ["1.0", None, "0"],
+    }
+    assert counted(PanelMatcher(index), pa.table(columns)) == {1: (2, 0)}
+    table = pa.table({"member_code": ["a", "b", "c"], **columns})
+    allocated = PanelMatcher(index, Allocate(3)).run(table).read_all()
+    assert [len(each) for each in allocated["quota_ids"].to_pylist()] == [1, 1, 0]
+
+
 def test_numbers_too_wide_for_their_column_are_not_taken_for_others():
     index = QuotaIndex([survey(quota([sub_quota(row(OTHER, -100, -5, 100))], quota_id=1))])
     for column in (pa.array([100, 7], pa.int8()), pa.array([100, 2**64 - 5], pa.uint64())):

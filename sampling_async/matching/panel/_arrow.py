@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -212,11 +213,14 @@ def as_integers(column: Any) -> Any:
         column = pc.if_else(pc.equal(column, ""), None, column)
     elif kind.id not in WHOLE and not pa.types.is_null(kind):
         raise TypeError(kind)
-    try:
+    with suppress(pa.ArrowInvalid):
         return column.cast(pa.int64())
-    except pa.ArrowInvalid:
-        at = _first_unfit(column)
-        raise NotWholeError(at, column[at].as_py()) from None
+    if is_text(kind):  # as pandas writes whole numbers of a column with gaps to CSV
+        column = pc.replace_substring_regex(column, r"^(-?[0-9]+)\.0$", r"\1")
+        with suppress(pa.ArrowInvalid):
+            return column.cast(pa.int64())
+    at = _first_unfit(column)
+    raise NotWholeError(at, column[at].as_py())
 
 
 def _first_unfit(column: Any) -> int:
