@@ -136,6 +136,8 @@ def _checked_band(answer_id: int, band: object) -> tuple[int, int]:
             years = operator.index(first), operator.index(last)
             if years[0] <= years[1]:
                 return years
+        case _:
+            pass
     raise InvalidRequestError(
         f"age band {answer_id} must be its first and its last year, such as (18, 29), not {shown(band)}"
     )
