@@ -36,7 +36,7 @@ from sampling_async.campaign import Campaign, Plan
 from sampling_async.campaign._files import check_partitions, require_own_folder
 from sampling_async.campaign._ledger import with_ledger
 from sampling_async.campaign._ledger_file import LEDGER_NAME
-from sampling_async.campaign._planning import plan_of
+from sampling_async.campaign._planning import NothingOpenError, plan_of
 from sampling_async.matching import Allocate, LiveIndex
 from sampling_async.matching.panel import INVITES_LEFT, OTHERS, REGION, is_query
 from sampling_async.notifications import Inbox, OutcomeLedger, PostgresStore, StoreError
@@ -174,7 +174,10 @@ class CampaignJob:
 
                 planned = campaign(client, **inventory)
                 planned.facts_with_plan = facts  # with it, or a kill between the two would lose a cap
-                await make(planned, on_members=show_members)
+                try:
+                    await make(planned, on_members=show_members)
+                except NothingOpenError as exc:
+                    fail(exc.args[0], INCOMPLETE)
 
         if self.options.inventory is None:
             self.service.call(made)

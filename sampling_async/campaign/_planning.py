@@ -113,6 +113,10 @@ class Plan:
         return "\n".join(lines)
 
 
+class NothingOpenError(InvalidRequestError):
+    """There is no quota to plan for. An empty inventory may be a fault of the service for a moment."""
+
+
 @frozen(kw_only=True)
 class Planner:
     panel: Panel
@@ -160,7 +164,7 @@ class Planner:
         `facts` are written with it. `take` is called before it is there: if it raises, there is none.
         """
         if not self._currencies:
-            raise InvalidRequestError("the inventory has no quota that is open, so nothing is planned")
+            raise NothingOpenError("the inventory has no quota that is open, so nothing is planned")
         allocate, left = self.allocate, dict[str, int]()
         if allocate.counts_prices_alike(self._currencies):
             allocate = evolve(allocate, currency_rates=PLACES_ALONE)  # said in the plan, so not logged too

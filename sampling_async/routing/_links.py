@@ -122,9 +122,8 @@ def begin(store: SqlStore, wish: Wish, clock: Callable[[], float]) -> Turn:
     if history.gets_nothing(wish.caps, now):
         return Turn(history=history)
     # A member is invited to one quota of a survey, once: also if its link is too old to be given, or its quota
-    # has closed.
-    held = {link.quota_id for link in links if link.state == "invited"}
-    left_out = history.left_out(now, lambda quota_id: quota_id not in held)
+    # has closed, and even if that opens again.
+    left_out = history.left_out(now, lambda _: False)
     choice: dict[int, Offer] = {}
     for offer in wish.offers:
         if not left_out.has(offer.quota_id, offer.survey_id, offer.wave_id):

@@ -18,6 +18,7 @@ from sampling_async import InvalidRequestError
 from sampling_async._cli import _campaign_run
 from sampling_async.campaign import Campaign, LedgerError, Limits, erase_from_ledger
 from sampling_async.notifications import Inbox
+from sampling_async.simulator import Fault
 
 LEDGER = Path("out/campaign.ledger")
 GIVEN = ("panel.jsonl", "--out", "out", "--workers", 1)
@@ -160,6 +161,16 @@ def test_a_byte_order_mark_is_no_part_of_the_code_that_is_erased(service):
     done = run("erase", "-", "--ledger", LEDGER, stdin=f"\ufeff{code}\r\n")
     assert (done.exit_code, "erased" in done.stderr) == (0, True)
     assert not sql(LEDGER, "SELECT 1 FROM members WHERE code = ?", code)
+
+
+def test_an_empty_inventory_is_exit_code_1_and_the_next_try_plans(service):
+    service.faults.add(
+        Fault.body(b'{"Surveys":[],"CountryID":1,"CacheExpires":"2026-11-30T00:00:00Z"}').on(
+            "get_quotas", times=1
+        )
+    )
+    assert "no quota that is open, so nothing is planned" in campaign(*GIVEN, "--yes", code=1).stderr
+    assert "The campaign is finished" in campaign(*GIVEN, "--yes").stderr
 
 
 # --- Ledgers
