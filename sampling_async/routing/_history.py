@@ -119,7 +119,7 @@ _Facts: TypeAlias = "dict[tuple[int, int, int, int], float]"
 _PACKED: Final = Struct("<Bqqqd")
 
 
-class LeftOut(NamedTuple):
+class NotForMember(NamedTuple):
     """What a member does not get: surveys with their wave, 0 for any, and other quotas."""
 
     surveys: set[tuple[int, int]]
@@ -198,7 +198,7 @@ class MemberHistory:
     def has_ended(self, survey_id: int, wave_id: int) -> bool:
         return not self.facts.keys().isdisjoint((_Known.ENDED, 0, survey_id, wave) for wave in {0, wave_id})
 
-    def left_out(self, now: float, is_open: Callable[[int], bool]) -> LeftOut:
+    def left_out(self, now: float, is_open: Callable[[int], bool]) -> NotForMember:
         """Return what the member does not get now."""
         surveys, quotas = set[tuple[int, int]](), set[int]()
         for (known, quota_id, *survey), at in self.facts.items():
@@ -212,7 +212,7 @@ class MemberHistory:
                 or (known == _Known.HELD and not is_open(quota_id))
             ):
                 surveys.add((survey[0], survey[1]))
-        return LeftOut(surveys, quotas)
+        return NotForMember(surveys, quotas)
 
     def gets_nothing(self, caps: Caps, now: float) -> bool:
         """Return whether the member was refused as such, or has reached a cap of the day."""

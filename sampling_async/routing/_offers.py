@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sampling_async.matching._program import Target
     from sampling_async.matching._segment import CompiledPart
     from sampling_async.notifications._sql import SqlStore
-    from sampling_async.routing._history import Caps, LeftOut
+    from sampling_async.routing._history import Caps, NotForMember
 
 
 _LOG: Final = logging.getLogger("sampling_async.routing")
@@ -221,7 +221,7 @@ class OfferBook:
         ]
 
     def _from_the_best(
-        self, part: CompiledPart, bits: int, share: float, left_out: LeftOut
+        self, part: CompiledPart, bits: int, share: float, left_out: NotForMember
     ) -> Iterator[tuple[float, float, Target]]:
         fits = bits.to_bytes(len(part.targets) // 8 + 1, "little")
         for value, bit in self._values_of(part):

@@ -253,6 +253,7 @@ def test_the_table_of_exit_codes_names_every_code_and_the_commands_that_need_it(
         "5",
         "6",
         "70",
+        "129",
         "130",
         "143",
     ]

@@ -13,7 +13,7 @@ import pytest
 from cli_kit import run
 from panel_kit import all_of, campaign_of
 
-from sampling_async import InviteRequest, Journal, JournalError
+from sampling_async import InvalidRequestError, InviteRequest, Journal, JournalError
 from sampling_async._pacing.threads import in_thread
 from sampling_async._private_files import make_private, open_private, require_private, written_whole
 from sampling_async._watch.cache import CacheFile
@@ -261,9 +261,10 @@ async def test_a_journal_of_this_package_is_closed_to_others_and_goes_on(folder)
 
 
 def test_a_store_that_is_no_file_is_refused(folder):
-    for path in ("/", folder):
-        with pytest.raises(StoreError, match="cannot be opened"):
-            SqliteStore(path).open()
+    with pytest.raises(StoreError, match="cannot be opened"):
+        SqliteStore(folder).open()
+    with pytest.raises(InvalidRequestError, match="a path object that names a file"):
+        SqliteStore("/")
 
 
 @as_root
