@@ -162,15 +162,10 @@ def _read(store: SqlStore, member: str, now: float) -> tuple[list[Link], MemberH
         links = [Link(*row) for row in store.execute(query, (member,))]
         for link in links:
             history.add_link(link, now)
-        requested = {link.quota_id for link in links if link.state != "refused"}
         for end in store.execute(_ENDS.format(columns="", condition="member = ?"), (member,)):
             history.add_end(*end)
-        query = "SELECT survey, wave, quota, invited, entered FROM invites WHERE member = ?"
-        for survey_id, wave_id, quota_id, invited, entered in store.execute(query, (member,)):
-            if entered is not None:
-                history.add_start(survey_id, wave_id, quota_id, entered)
-            elif quota_id not in requested:
-                history.add_invite(survey_id, wave_id, invited)
+        for _, what, values in _invites(store.execute, "member = ?", member):
+            _add(history, what, values, now)
         history.packed()
     return links, history
 
@@ -274,10 +269,10 @@ def _ends(run: Callable[..., Any], after: int, since: float) -> Iterator[Row]:
         yield member, "end", tuple(end)
 
 
-def _invites(run: Callable[..., Any], is_new: str, *values: float) -> Iterator[Row]:
+def _invites(run: Callable[..., Any], which: str, *values: float | str) -> Iterator[Row]:
     """Yield what other senders, such as campaigns, have invited to, and which invites were entered."""
     query = (
-        f"SELECT member, survey, wave, quota, invited, entered FROM invites AS i WHERE ({is_new})"  # noqa: S608
+        f"SELECT member, survey, wave, quota, invited, entered FROM invites AS i WHERE ({which})"  # noqa: S608
         " AND (entered IS NOT NULL OR NOT EXISTS (SELECT 1 FROM links AS l"
         " WHERE l.member = i.member AND l.quota = i.quota AND l.state != 'refused'))"
     )
@@ -304,15 +299,19 @@ def apply(rows: Iterable[Row], histories: Histories, now: float) -> int:
     for member, what, values in rows:
         try:
             history = histories.of(member)
-            if what == "link":
-                history.add_link(Link(*values), now)
-            elif what == "end":
-                history.add_end(*values)
-            elif what == "start":
-                history.add_start(*values)
-            else:
-                history.add_invite(*values)
+            _add(history, what, values, now)
             histories.put(member, history)
         except UNUSABLE:
             damaged += 1
     return damaged
+
+
+def _add(history: MemberHistory, what: str, values: tuple[Any, ...], now: float) -> None:
+    if what == "link":
+        history.add_link(Link(*values), now)
+    elif what == "end":
+        history.add_end(*values)
+    elif what == "start":
+        history.add_start(*values)
+    else:
+        history.add_invite(*values)
