@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 SHARED_SECRETS: Final = "SAMPLING_SHARED_SECRETS"
 _option: Final = partial(given, panel="Who may post")
 _MOST_ROWS: Final = 50
-_BACKLOG: Final = 2048
 _WIDE: Final = 100
 _POLL_SECONDS: Final = 0.5
 _PORT: Final = 8090
@@ -127,7 +126,6 @@ async def _serve(inbox: Inbox, store: SqlStore, host: str, port: int, public_url
     import uvicorn  # noqa: PLC0415  an extra, and slow to load
 
     with listening(host, port) as listener:
-        listener.listen(_BACKLOG)
         address = f"[{host}]" if ":" in host else host
         base = public_url or f"http://{address}:{listener.getsockname()[1]}"
         urls = inbox.urls(base)

@@ -156,29 +156,28 @@ def simulate(
         raise InvalidRequestError(str(exc)) from None
     for _ in range(1, panels):
         simulator.add_panel(members=size, api_key=simulator.api_key)  # as the panels of one partner
-    # Checked first, so that a taken port ends the command before files are written and the address is shown.
+    # It listens before files are written and the address is shown: who reads the address can connect to it.
     with listening(host, port) as listener:
-        free_port: int = listener.getsockname()[1]
-    base_url = f"http://{_in_url(host)}:{free_port}"
-    written = [
-        # `panel.parquet`, then `panel-p2.parquet` and so on.
-        write_panel(
-            panel.members.values(),
-            file if number == 1 else file.with_name(f"{file.stem}-p{number}{file.suffix}"),
-        )
-        for number, panel in enumerate(simulator.panels, 1)
-        for file in files
-    ]
-    if profiles is not None:
-        _write_profiles(simulator, base_url, profiles)
-    if show.wanted.json:
-        show.emit_json(_service_json(simulator, base_url))
-    else:
-        _show_service(simulator, base_url, written, profiles)
-    simulator.notification_urls = urls
-    sending = simulator.notifications.sending_to(urls) if urls is not None else nullcontext()
-    with suppress(KeyboardInterrupt), sending:  # the usual end
-        simulator.run(port=free_port, host=host)
+        base_url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
+        written = [
+            # `panel.parquet`, then `panel-p2.parquet` and so on.
+            write_panel(
+                panel.members.values(),
+                file if number == 1 else file.with_name(f"{file.stem}-p{number}{file.suffix}"),
+            )
+            for number, panel in enumerate(simulator.panels, 1)
+            for file in files
+        ]
+        if profiles is not None:
+            _write_profiles(simulator, base_url, profiles)
+        if show.wanted.json:
+            show.emit_json(_service_json(simulator, base_url))
+        else:
+            _show_service(simulator, base_url, written, profiles)
+        simulator.notification_urls = urls
+        sending = simulator.notifications.sending_to(urls) if urls is not None else nullcontext()
+        with suppress(KeyboardInterrupt), sending:  # the usual end
+            simulator.run(listener=listener)
 
 
 def _size_and_files(given: list[str]) -> tuple[int, tuple[Path, ...]]:

@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as exc:
     raise ImportError(f"uvicorn is missing: {install('simulator')}") from exc
 
-from sampling_async.simulator._transport import ClientConnection, listening, with_connection
+from sampling_async.simulator._transport import BACKLOG, ClientConnection, listening, with_connection
 
 if TYPE_CHECKING:
     import asyncio
@@ -78,9 +78,9 @@ def served(app: ASGIApp, *, port: int) -> Generator[str]:
             thread.join()
 
 
-def run(app: ASGIApp, *, host: str, port: int) -> None:
+def run(app: ASGIApp, listener: socket.socket) -> None:
     # After Ctrl-C uvicorn shuts down in order, and then raises the interrupt again.
-    with listening(host, port) as listener, suppress(KeyboardInterrupt):
+    with listener, suppress(KeyboardInterrupt):
         uvicorn.Server(_config(app, log_level="warning")).run([listener])
 
 
@@ -95,7 +95,7 @@ def _config(app: ASGIApp, *, log_level: str) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         log_level=log_level,
-        backlog=2048,
+        backlog=BACKLOG,
         timeout_keep_alive=60,
         timeout_graceful_shutdown=1,  # for requests in progress
     )

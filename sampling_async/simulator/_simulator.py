@@ -21,9 +21,10 @@ from sampling_async.simulator._live import LiveInventory
 from sampling_async.simulator._members import SimulatedMember, generate_members
 from sampling_async.simulator._outbox import Notifying, Outbox
 from sampling_async.simulator._service import PanelState, Service, SimulatedPanel, new_panel
-from sampling_async.simulator._transport import SimulatorTransport
+from sampling_async.simulator._transport import SimulatorTransport, listening
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
@@ -266,11 +267,17 @@ class Simulator:
 
         return served(self.app, port=port)
 
-    def run(self, *, port: int = 8000, host: str = "127.0.0.1") -> None:
-        """Serve over HTTP in this thread until a signal (Ctrl-C) ends it."""
+    def run(self, *, port: int = 8000, host: str = "127.0.0.1", listener: socket.socket | None = None) -> None:
+        """Serve over HTTP in this thread until a signal (Ctrl-C) ends it.
+
+        Args:
+            port: The port to listen on; 0 for any free one.
+            host: The address to listen on.
+            listener: A socket that listens already, in place of both. It is closed at the end.
+        """
         from sampling_async.simulator._server import run  # noqa: PLC0415  uvicorn is for sockets only
 
-        run(self.app, host=host, port=port)
+        run(self.app, listener or listening(host, port))
 
     def _panel(self, panel_guid: str | None) -> PanelState:
         guid = self.panel_guid if panel_guid is None else panel_guid

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+BACKLOG: Final = 2048
+
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; 0 takes a free port."""
+    """Return a socket that listens at an address; 0 takes a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only for sockets that name their protocol. With the algorithm on,
     # responses take 40 ms.
@@ -24,6 +26,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except BaseException as exc:
         listener.close()
         if isinstance(exc, OSError):

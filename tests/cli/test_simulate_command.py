@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +18,20 @@ from sampling_async.simulator import Simulator
 
 def test_simulate_prints_the_settings_to_copy(monkeypatch):
     ran = []
-    monkeypatch.setattr(Simulator, "run", lambda sim, **options: ran.append((sim, options)))
+    monkeypatch.setattr(Simulator, "run", lambda sim, listener: ran.append((sim, connected(listener))))
     result = run("simulate", "--port", 0, "--seed", 5, "--members", 3)
     assert result.exit_code == 0
-    ((sim, options),) = ran
-    assert f"export SAMPLING_BASE_URL=http://127.0.0.1:{options['port']}\n" in result.stdout
+    ((sim, port),) = ran
+    assert f"export SAMPLING_BASE_URL=http://127.0.0.1:{port}\n" in result.stdout
     assert f"export SAMPLING_PANEL_GUID={sim.panel_guid}\n" in result.stdout
     assert f"export SAMPLING_API_KEY={sim.api_key}\n" in result.stdout
     assert len(sim.members) == 3
+
+
+def connected(listener):
+    """Connect to an address that has been shown, although nothing serves it yet; return its port."""
+    socket.create_connection(listener.getsockname(), timeout=10).close()
+    return listener.getsockname()[1]
 
 
 def sourced(script, command):

@@ -304,7 +304,9 @@ def test_simulate_posts_to_a_receiver(store, tmp_path, monkeypatch):
             lines = [simulated.stdout.readline() for _ in range(4)][1:]
             for name, value in (line.strip().removeprefix("export ").split("=", 1) for line in lines):
                 monkeypatch.setenv(name, value)
-            surveys = [json.loads(line) for line in run("quotas").stdout.splitlines()]
+            shown_quotas = run("quotas")
+            assert shown_quotas.exit_code == 0, shown_quotas.stderr
+            surveys = [json.loads(line) for line in shown_quotas.stdout.splitlines()]
             quota_ids = [quota["QuotaID"] for survey in surveys for quota in survey["Quotas"]]
             asked = run("bulk-invite", "m000001", *quota_ids)
             outcomes = asked.stdout.splitlines()
