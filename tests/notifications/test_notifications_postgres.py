@@ -404,7 +404,7 @@ def test_errors_of_the_database_show_no_values(store):
 
 
 def test_a_lock_that_nobody_frees_is_an_error(store):
-    brief = PostgresStore(f"{store_dsn(store)}", schema=store.schema, timeout=0.2)
+    brief = PostgresStore(f"{store_dsn(store)}", schema=store.schema, timeout=1)
     brief.open()
     with store.transaction():
         store.lock("facts")
@@ -445,7 +445,7 @@ async def test_a_service_starts_without_its_database_and_recovers(cluster, monke
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are stopped by their IDs in /proc")
 async def test_a_server_that_hangs_is_an_error_in_time(cluster):
-    inbox = inbox_at(PostgresStore(cluster.dsn, timeout=0.3))
+    inbox = inbox_at(PostgresStore(cluster.dsn, timeout=1))
     async with inbox:
         assert (await post(inbox, "completion", member(0))).status == 200
         try:
