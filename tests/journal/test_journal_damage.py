@@ -46,6 +46,11 @@ def of_something_else(path: Path) -> None:
     database.close()
 
 
+def of_something_private(path: Path) -> None:
+    of_something_else(path)
+    path.chmod(0o600)  # as a journal is
+
+
 def of_an_earlier_form(path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -57,6 +62,7 @@ def of_an_earlier_form(path: Path) -> None:
     ("make", "reason"),
     [
         (of_something_else, "journal is another program's database; give the journal another path$"),
+        (of_something_private, "journal is another program's database; give the journal another path$"),
         (of_an_earlier_form, "journal has file format 1"),
         (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
         (lambda path: path.mkdir(), "cannot be used"),
