@@ -43,7 +43,8 @@ _ENDS: Final = """
 WITH notified AS (
     -- A correction may leave out the original survey, and must join the invite of what it corrects.
     -- Wave 0 means that the service named none: then the invite is one of the same survey.
-    SELECT f.*, coalesce((
+    SELECT f.id, f.key, f.kind, f.member, f.survey, f.wave, f.quota, f.amount, f.label, f.ended, f.at,
+    f.corrects, coalesce((
         SELECT o.origin FROM facts AS o WHERE o.key = f.key AND o.origin IS NOT NULL ORDER BY o.id LIMIT 1
     ), CASE f.wave WHEN 0 THEN f.survey END) AS via, (
         SELECT o.quota FROM facts AS o WHERE o.key = f.key AND o.quota IS NOT NULL ORDER BY o.id LIMIT 1
@@ -52,7 +53,7 @@ WITH notified AS (
         WHERE o.key = f.key AND o.kind IN ('completion', 'terminate')
     ), f.ended, f.at) AS first_ended
     FROM facts AS f
-    WHERE f.kind IN ('completion', 'terminate', 'reconciliation') AND f.standing = 'stands'
+    WHERE {which} AND f.standing = 'stands'
 ), ends AS MATERIALIZED (
     -- An end belongs to the invite of its member, survey and wave. Of a routed member it is one of the original
     -- survey: that of the quota which it names, else the last one before the end.
@@ -71,7 +72,12 @@ WITH notified AS (
     FROM notified AS f
 )
 """
-_JOINED: Final = f"""{_ENDS}
+_ALL: Final = "f.kind IN ('completion', 'terminate', 'reconciliation')"
+# Of a store with a million facts, the rates of some hours need a few thousand.
+_COMPLETES_OF: Final = """f.kind IN ('completion', 'reconciliation') AND f.member IN (
+    SELECT i.member FROM invites AS i WHERE {at} >= ? AND {at} < ?
+)"""
+_JOINED: Final = f"""{_ENDS.format(which=_ALL)}
 SELECT 0 AS part, i.rowid AS place, i.key AS invite, coalesce(e.key, i.key) AS key,
     coalesce(e.survey, i.survey) AS ended_in, i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
     e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact, {_STEP} AS step,
@@ -86,9 +92,9 @@ ORDER BY part, place, invite, step, key, fact
 """  # noqa: S608  of constants
 
 # A complete that was taken back is none.
-_RATES: Final = f"""{_ENDS}, completed AS (
+_RATES: Final = f"""{_ENDS.format(which=_COMPLETES_OF)}, completed AS (
     SELECT invite FROM ends GROUP BY invite HAVING max(CASE
-        WHEN kind = 'reconciliation' THEN 2 WHEN kind = 'completion' AND corrects IS NULL THEN 1 ELSE 0
+        WHEN kind = 'reconciliation' THEN 2 WHEN corrects IS NULL THEN 1 ELSE 0
     END) = 1
 )
 SELECT i.survey, i.quota, count(*), count(c.invite)
@@ -123,7 +129,7 @@ def read_rates(store: SqlStore, since: float, until: float, *, entered: bool) ->
     """Return the rates of invites that were made between two moments, or entered. It may block."""
     at = "i.entered" if entered else "i.invited"
     with store.reading("cannot be read", is_long=True) as run:
-        rows = run(_RATES.format(at=at), (since, until)).fetchall()
+        rows = run(_RATES.format(at=at), (since, until, since, until)).fetchall()
     surveys: dict[int, tuple[int, int]] = {}
     quotas: dict[int, tuple[int, int]] = {}
     with store.as_written():
