@@ -221,18 +221,18 @@ class Changes:
         self._store = store
         self._read_at = 0.0
         self._seen: set[Row] = set()  # rows of the last minute
-        self._marks: deque[tuple[int, int]] = deque(maxlen=_READINGS)  # what was the last at each reading
+        self._facts, self._invites = _Rows("facts", "id"), _Rows("invites", "rowid")
 
     def all(self, since: float, now: float) -> tuple[Histories, int]:
         """Return the histories of all members, from a moment on, and what `apply` returns. It may block."""
         histories = Histories()
         with self._store.reading("cannot be read", is_long=True) as run:
-            last = _last(run)
+            for each in (self._facts, self._invites):
+                each.look(run)
             damaged = apply(_links_since(run, since), histories, now)
             damaged += apply(_ends(run, 0, since), histories, now)
             damaged += apply(_invites(run, "invited > ? OR entered > ?", since, since), histories, now)
         self._read_at = now
-        self._marks.append(last)
         return histories, damaged
 
     def added(self, now: float) -> list[Row]:
@@ -243,8 +243,7 @@ class Changes:
         """
         since = self._read_at - CLOCK_STEP
         with self._store.reading("cannot be read") as run:
-            last = _last(run)
-            fact, invite = map(min, zip(*self._marks, strict=True))
+            fact, invite = self._facts.look(run), self._invites.look(run)
             rows = {
                 *_links_since(run, since),
                 *_ends(run, fact, -inf),
@@ -252,15 +251,29 @@ class Changes:
             }
         added = list(rows - self._seen)
         self._read_at, self._seen = now, rows
-        self._marks.append(last)
         return added
 
 
-def _last(run: Callable[..., Any]) -> tuple[int, int]:
-    """Return the last fact, of whatever kind, and the last invite. Most facts need not be looked at again."""
-    query = "SELECT (SELECT coalesce(max(id), 0) FROM facts), (SELECT coalesce(max(rowid), 0) FROM invites)"
-    fact, invite = run(query).fetchone()
-    return fact, invite
+class _Rows:
+    """Up to which number the rows of a table were read.
+
+    A row may become visible after one with a higher number. So as long as numbers are missing, what came in the
+    last minute is read again.
+    """
+
+    def __init__(self, table: str, number: str) -> None:
+        self._last = f"SELECT coalesce(max({number}), 0) FROM {table}"  # noqa: S608  constants, as the next
+        self._count = f"SELECT count(*) FROM {table} WHERE {number} > ? AND {number} <= ?"  # noqa: S608
+        self._marks: deque[int] = deque(maxlen=_READINGS)  # the last number of each reading
+
+    def look(self, run: Callable[..., Any]) -> int:
+        """Return from which number on rows are to be read now."""
+        (last,) = run(self._last).fetchone()
+        read = min(self._marks, default=0)
+        if self._marks and run(self._count, (read, last)).fetchone()[0] == last - read:
+            self._marks.clear()
+        self._marks.append(last)
+        return read
 
 
 def _ends(run: Callable[..., Any], after: int, since: float) -> Iterator[Row]:

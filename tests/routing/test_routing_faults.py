@@ -542,20 +542,42 @@ async def test_what_was_read_a_moment_ago_is_not_applied_again(new_address):
 
 async def test_facts_of_quotas_are_not_read_again_and_ends_that_become_visible_late_are_not_missed(new_address):
     store, clock = new_address(), Clock()
+
+    async def quota_closes(number):
+        fields = {"SurveyId": 5, "QuotaId": number, "Status": "Closed"}
+        assert (await post(inbox, "quota_status", fields)).status == 200
+
     async with Inbox(store, secrets=SECRET, clock=clock) as inbox:
         await ended(inbox, "completion", 2, Revenue=100)
         changes = Changes(store_of(store).copy())
         assert len(changes.all(0.0, clock.now)[0]) == 1
         for number in range(3):
-            fields = {"SurveyId": 5, "QuotaId": 7 + number, "Status": "Closed"}
-            assert (await post(inbox, "quota_status", fields)).status == 200
+            await quota_closes(number)
             assert changes.added(clock.now) == []
-        assert [fact for fact, _ in changes._marks] == [1, 2, 3, 4]
+            assert [*changes._facts._marks] == [number + 2]
         await ended(inbox, "terminate", 3, Reason="SCREENED_OUT")
+        await quota_closes(9)
+        with opened(store) as mine:
+            mine.execute("UPDATE facts SET id = -5 WHERE id = 5")  # as if it were not committed yet
+        assert changes.added(clock.now) == []
+        with opened(store) as mine:
+            mine.execute("UPDATE facts SET id = 5 WHERE id = -5")
         ((member, what, _),) = changes.added(clock.now)
         assert (member, what) == ('"m-1"', "end")
         assert changes.added(clock.now) == []
-        assert changes._marks[0] < changes._marks[-1]  # what comes late has a number above the first one
+        assert [*changes._facts._marks] == [6]
+
+
+async def test_invites_of_a_campaign_are_read_once(new_address):
+    store, clock = new_address(), Clock()
+    await OutcomeLedger(store, clock=clock).invited([])  # makes the tables
+    changes = Changes(store_of(store).copy())
+    changes.all(0.0, clock.now)
+    for number in range(3):
+        await invited_by_a_campaign(store, clock, 2, f"m-{number}")
+        assert [member for member, *_ in changes.added(clock.now)] == [f'"m-{number}"']
+        assert len(changes._seen) == 1  # none of those before
+    assert changes.added(clock.now) == []
 
 
 @pytest.mark.parametrize(
