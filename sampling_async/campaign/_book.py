@@ -53,13 +53,13 @@ class Book:
         retry_seconds: float = 60.0,
         spent: float = 0.0,
         earlier: Mapping[int, int] | None = None,
-        survey_rooms: Mapping[int, int] | None = None,
+        left_of_surveys: Mapping[int, int] | None = None,
     ) -> None:
         self._places = {quota.id: _Place(quota, quota.room, quota.closed) for quota in quotas}
         self._of_wave: dict[tuple[int, int], list[int]] = {}
         for place in self._places.values():
             self._of_wave.setdefault((place.quota.survey, place.quota.wave), []).append(place.quota.id)
-        self._left_of_surveys = Counter(survey_rooms)  # of those with a room of their own
+        self._left_of_surveys = Counter(left_of_surveys)  # of those with a room of their own
         self._rules = rules
         self._is_open = is_open
         self._max_turns = max_turns
@@ -74,11 +74,11 @@ class Book:
             self.counts[state] += count
             place = self._places[quota_id]
             if state in _COMMITTED:
-                self._take(place, count)
+                place.left -= count
             self._expect(place, value if state == "invited" else 0.0)
         # The rooms of this plan already exclude what was invited, or is unknown, of earlier ones.
         for quota_id, count in (earlier or {}).items():
-            self._take(self._places[quota_id], -count)
+            self._places[quota_id].left += count
 
     def _take(self, place: _Place, count: int = 1) -> None:
         """Take room of a quota and of its survey; a negative count frees it."""

@@ -174,10 +174,6 @@ class CampaignLedger(LedgerFile):
         query = f"SELECT quota, count(*) FROM pairs AS p WHERE plan < {latest} AND {INVITED} GROUP BY quota"  # noqa: S608
         return dict(self._rows(query))
 
-    def survey_rooms(self) -> dict[int, int]:
-        """Return how many invites the surveys can use that the latest plan has a room for."""
-        return {int(each): room for each, room in json.loads(self.fact("survey_rooms") or "{}").items()}
-
     def delivered(self) -> Iterator[tuple[str, int, int, str, int | None]]:
         """Return member code, survey, wave, state and code of all pairs that were requested.
 

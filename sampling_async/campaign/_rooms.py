@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from attrs import frozen
 
+from sampling_async.campaign._ledger import INVITED
 from sampling_async.notifications import PostgresStore, SqlStore, StoreError
 from sampling_async.notifications._stores import run_once, store_of
 from sampling_async.notifications._tables import ROOMS
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from sampling_async.campaign._ledger import CampaignLedger, Planning
     from sampling_async.notifications._stores import AnyStore
 
+_TAKEN: Final = f"""
+SELECT survey, count(*) FROM pairs AS p JOIN quotas AS q ON q.id = p.quota
+WHERE state = 'pending' OR (plan = ? AND {INVITED}) GROUP BY survey
+"""  # noqa: S608  a constant
 LEASE: Final = 86_400.0
 """How many seconds an invite may still end in a complete, and a campaign that was killed holds its room."""
 
@@ -38,6 +44,15 @@ _ROWS: Final = "rooms (service, holder, quota, survey, pairs, until)"
 
 Taken: TypeAlias = "Mapping[tuple[int, int], int]"
 """How many pairs are taken, by quota and survey."""
+
+
+def left_of_surveys(ledger: CampaignLedger) -> dict[int, int]:
+    """Return how many more invites each survey can use that has a room in the latest plan.
+
+    That room is what earlier plans have left.
+    """
+    taken, rooms = dict(ledger.read(_TAKEN, ledger.plan)), json.loads(ledger.fact("survey_rooms") or "{}")
+    return {int(each): room - taken.get(int(each), 0) for each, room in rooms.items()}
 
 
 class RoomTakenError(Exception):

@@ -24,6 +24,7 @@ from sampling_async.campaign._book import Book
 from sampling_async.campaign._ledger_file import LedgerError
 from sampling_async.campaign._limits import InvitePace, Limits
 from sampling_async.campaign._record import LedgerRecord
+from sampling_async.campaign._rooms import left_of_surveys
 from sampling_async.campaign._summing import Moments, WaitLog, summary_of
 from sampling_async.notifications import StoreError
 
@@ -185,7 +186,7 @@ class CampaignRun:
             retry_seconds=self._retry_seconds,
             spent=ledger.spent() + ledger.doubtful(),
             earlier=ledger.earlier(),
-            survey_rooms=ledger.survey_rooms(),
+            left_of_surveys=left_of_surveys(ledger),
         )
         self._rates, self._added = ledger.currency_rates(), ledger.adding()
         self._waits = WaitLog(ledger.last_wait())

@@ -102,6 +102,27 @@ async def test_the_room_of_a_quota_counts_what_earlier_plans_have_invited(tmp_pa
     assert fills[21].room == 100  # of the first plan alone
 
 
+async def test_invites_of_a_quota_that_has_left_the_inventory_count_once_against_its_survey(tmp_path):
+    now = [1_700_000_000.0]
+    nights = (
+        ((of(3, 1, 2),), {1: 0, 2: 10}, PANEL.slice(0, 10)),
+        ((of(3, 1), of(5, 9, price=9.0)), {1: 10, 9: 10}, PANEL.slice(10, 10)),
+    )
+    for surveys, room, members in nights:
+        async with serving(*surveys) as (simulator, client):
+            allocate = Allocate(1, room=room, survey_room={3: 20})
+            campaign = Campaign(
+                client, members, ledger=tmp_path / "l", allocate=allocate, wall_clock=lambda: now[0]
+            )
+            await (campaign.top_up() if 9 in room else campaign.plan())
+            if 9 in room:
+                simulator.close_quota(9)
+            await all_of(campaign.run())
+            now[0] += 60
+    fills = {each.quota_id: each.invited for each in (await campaign.summary()).quotas}
+    assert fills == {1: 10, 2: 10, 9: 0}
+
+
 # --- Waves
 
 
