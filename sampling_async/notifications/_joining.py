@@ -22,7 +22,7 @@ from sampling_async.notifications._entries import (
 )
 from sampling_async.notifications._facts import State, Validity, fact_key
 from sampling_async.notifications._records import Kind
-from sampling_async.notifications._tables import OVERRULED
+from sampling_async.notifications._tables import BELIEVED, OVERRULED, is_believed
 from sampling_async.notifications._understanding import FieldReader
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ AND (quota IS NULL OR CAST(? AS BIGINT) IS NULL OR quota = ?)
 ORDER BY CASE WHEN quota = ? THEN 0 ELSE 1 END, id DESC LIMIT 1
 """
 
-_LATEST: Final = (
-    "SELECT amount, ended FROM facts WHERE key = ? AND kind = ? AND standing = 'stands' {}"
-    " ORDER BY id DESC LIMIT 1"
+_AMOUNT: Final = (
+    "SELECT amount FROM facts WHERE key = ? AND kind = ? AND standing = 'stands' ORDER BY id DESC LIMIT 1"
 )
+_LATEST: Final = f"SELECT max({BELIEVED}) FROM facts WHERE key = ? AND kind = ? AND standing = 'stands'"  # noqa: S608
 
 
 def in_its_wave(run: Callable[..., Any], entry: Entry) -> Entry:
@@ -122,7 +122,7 @@ def _says_wave(fields: str) -> bool:
     return FieldReader(json.loads(fields)).has_wave
 
 
-def said_again(run: Callable[..., Any], entry: Entry) -> Entry | None:
+def said_again(run: Callable[..., Any], entry: Entry, at: float) -> Entry | None:
     """Return an entry whose event is known as another event, if something else was said since; else None.
 
     These are a closing without its time after an opening, and a completion with an earlier revenue whose time
@@ -137,8 +137,8 @@ def said_again(run: Callable[..., Any], entry: Entry) -> Entry | None:
             (entry.key, entry.identity),
         ).fetchone()
     elif entry.kind is Kind.COMPLETION and end is not None and end.at is not None:
-        amount, ended = run(_LATEST.format(""), (entry.key, entry.kind)).fetchone()
-        if amount != end.hundredths and ended is not None and end.at > ended:
+        (amount,) = run(_AMOUNT, (entry.key, entry.kind)).fetchone()
+        if amount != end.hundredths and _side_of_latest(run, entry, at) > 0:
             since = end.at
     if since is None:
         return None
@@ -162,8 +162,7 @@ def placed(run: Callable[..., Any], number: int, entry: Entry, receipt: int, at:
     elif entry.kind is Kind.COMPLETION:
         first = _first_completion(run, entry.key)
         if first != number:
-            ((_, latest),) = run(_LATEST.format("AND id != ?"), (entry.key, entry.kind, number)).fetchall()
-            if entry.end is not None and None not in (entry.end.at, latest) and entry.end.at < latest:
+            if _side_of_latest(run, entry, at) < 0:
                 # It was corrected before it came.
                 _supersede(run, Validity.STALE, "id = ?", number)
                 return Validity.STALE
@@ -178,6 +177,15 @@ def placed(run: Callable[..., Any], number: int, entry: Entry, receipt: int, at:
         _supersede(run, Validity.OVERRULED, "id = ?", number)
         return Validity.OVERRULED
     return "new"
+
+
+def _side_of_latest(run: Callable[..., Any], entry: Entry, at: float) -> int:
+    """Return 1 for a completion that was after all others of its key, -1 if one was after it, 0 if in doubt."""
+    ended = None if entry.end is None else entry.end.at
+    (latest,) = run(_LATEST, (entry.key, entry.kind)).fetchone()
+    if ended is None or latest is None or not is_believed(ended, at):
+        return 0
+    return (ended > latest) - (ended < latest)
 
 
 def _first_completion(run: Callable[..., Any], key: str) -> Any:

@@ -256,7 +256,7 @@ class SqlStore(ABC):
 
     def _enter(self, receipt: int, at: float, entry: Entry) -> str:
         number = self._entered(receipt, at, entry)
-        if number is None and (again := said_again(self.run, entry)) is not None:
+        if number is None and (again := said_again(self.run, entry, at)) is not None:
             entry = again
             number = self._entered(receipt, at, entry)
         if number is not None:

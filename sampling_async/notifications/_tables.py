@@ -105,6 +105,16 @@ def make_tables(run: Callable[..., Any], **own: str) -> None:
         run(statement.format(**own))
 
 
+_BEFORE, _AFTER = 30 * 86_400, 86_400
+BELIEVED: Final = f"CASE WHEN ended BETWEEN at - {_BEFORE} AND at + {_AFTER} THEN ended END"
+"""When a survey ended, as far as it can be true: some services write the first or last possible moment."""
+
+
+def is_believed(ended: float, at: float) -> bool:
+    """Return whether what was received at a moment can have ended at another one, as `BELIEVED` does."""
+    return at - _BEFORE <= ended <= at + _AFTER
+
+
 OVERRULED: Final = "-overruled"
 """What the key of a correction of a terminate has behind the key of that terminate."""
 

@@ -18,6 +18,7 @@ from sampling_async._contract.records import hidden
 from sampling_async._journal.database import UNUSABLE
 from sampling_async.notifications._entries import member_key, member_text
 from sampling_async.notifications._outcomes import note_entered
+from sampling_async.notifications._tables import BELIEVED
 from sampling_async.routing._history import CLOCK_STEP, Caps, Histories, Link, MemberHistory
 from sampling_async.routing._route import Offer
 
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
 
 _LINK: Final = "quota, survey, wave, state, owner, asked, until, code, invite, entered"
 _ENDS: Final = (
-    # The service's time, unless it cannot be: some write the first or the last possible moment.
-    "SELECT {columns} kind, survey, wave, origin,"
-    " CASE WHEN ended BETWEEN at - 2592000 AND at + 86400 THEN ended ELSE at END FROM facts"
-    " WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND {condition}"
+    f"SELECT {{columns}} kind, survey, wave, origin, coalesce({BELIEVED}, at) FROM facts"
+    " WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND {condition}"  # noqa: S608  a constant
 )
 _ASK: Final = (
     "INSERT INTO links (member, quota, survey, wave, state, owner, asked, until, changed)"

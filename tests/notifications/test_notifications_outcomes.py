@@ -66,7 +66,7 @@ HOUR = timedelta(hours=1)
 
 
 async def rows_after(path, ledger, *hits) -> list[tuple[str, Decimal]]:
-    async with Inbox(path, secrets=SECRET) as inbox:
+    async with Inbox(path, secrets=SECRET, clock=(ENDED + 5 * HOUR).timestamp) as inbox:
         for kind, fields in hits:
             assert (await post(inbox, kind, fields)).status == 200
     return [(row.ending, row.revenue) for row in await ledger.rows()]
@@ -148,6 +148,27 @@ async def test_the_latest_revenue_counts_in_whatever_order_they_come(path, ledge
     late = [at for at, hour in enumerate(order) if any(before > hour for before in order[:at])]
     assert [at for at, fact in enumerate(facts) if fact.validity == "stale"] == late
     assert {fact.receipts for fact in facts} == {2}
+
+
+@pytest.mark.parametrize("times", [("9999-12-31 23:59:59", "10:00:00"), ("10:00:00", "0001-01-01T00:00:00")])
+async def test_a_time_that_cannot_be_true_takes_no_correction_away(path, ledger, times):
+    await ledger.invited([invited("m-1")])
+    first, second = (each if "-" in each else f"2026-11-22 {each}" for each in times)
+    found = await rows_after(
+        path,
+        ledger,
+        ("completion", {**COMPLETION, "DateTime": first}),
+        ("completion", {**COMPLETION, "Revenue": 170, "DateTime": second}),
+    )
+    assert [revenue for _, revenue in found] == [Decimal("1.5"), Decimal("0.2")]
+
+
+async def test_what_is_older_than_any_before_it_is_late_although_the_last_has_no_time(path, ledger):
+    await ledger.invited([invited("m-1")])
+    hits = ((100, "2026-11-22 10:00:00"), (200, None), (300, "2026-11-22 09:00:00"))
+    fields = ({**COMPLETION, "Revenue": revenue, "DateTime": at} for revenue, at in hits)
+    found = await rows_after(path, ledger, *(("completion", each) for each in fields))
+    assert sum(revenue for _, revenue in found) == 2
 
 
 @pytest.mark.parametrize("order", [1, -1])
