@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _LINK: Final = "quota, survey, wave, state, owner, asked, until, code, invite, entered"
 _ENDS: Final = (
-    f"SELECT {{columns}} kind, survey, wave, origin, coalesce({BELIEVED}, at) FROM facts"
-    " WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND {condition}"  # noqa: S608  a constant
+    f"SELECT {{columns}} kind, survey, wave, origin, coalesce({BELIEVED}, at) FROM facts"  # noqa: S608  a constant
+    " WHERE kind IN ('completion', 'terminate') AND standing = 'stands' AND {condition}"
 )
 _ASK: Final = (
     "INSERT INTO links (member, quota, survey, wave, state, owner, asked, until, changed)"

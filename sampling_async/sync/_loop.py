@@ -32,6 +32,7 @@ Given = ParamSpec("Given")
 _Close: TypeAlias = "Callable[[], Awaitable[object]]"
 _CLOSED: Final = "the client is closed; make a new one"
 _TICK: Final = 0.001  # seconds
+_RESULT_SECONDS: Final = 2.0  # for calls to return what they have, when the client is closed
 _ENDING_SECONDS: Final = 5.0
 
 
@@ -78,15 +79,22 @@ class LoopThread:
         return call.result()
 
     def leave(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Call a function that closes something, if the event loop runs: otherwise that is closed already.
+        """Call a function that closes something; if the client is being closed, wait for that in place of it.
 
         The garbage collector may want this in the thread of the event loop, where it is not waited for.
         """
         loop = self._loop
-        if loop is not None and loop.is_mine:
+        if loop is None or loop.is_of_a_parent:
+            return
+        if loop.is_mine:
             loop.start_task(function)
-        elif self.is_running:
-            self.call(function)
+        elif self._is_closed:
+            loop.ended.wait()
+        else:
+            with suppress(ClientClosedError):
+                self.call(function)
+                return
+            loop.ended.wait()
 
     def _enter(self, call: _BlockingCall[Any]) -> _Loop:
         """Return the event loop for a call. It does not end before the call is forgotten."""
@@ -236,14 +244,18 @@ class _Loop:
             await self._aclose()
             for close in tuple(self._still_open.values()):
                 await close()
+            await self._calls_over(_RESULT_SECONDS)  # closing has ended them, with outcomes
         finally:
             self.is_ending = True
             for each in tuple(self.calls):
                 each.cancel_in_loop()
-            with anyio.move_on_after(_ENDING_SECONDS, shield=True):
-                # A thread may be about to start a call. It must find out that this has ended.
-                while any(not call.over.is_set for call in tuple(self.calls)):  # noqa: ASYNC110  those threads have no event to set
-                    await anyio.sleep(_TICK)
+            # A thread may be about to start a call. It must find out that this has ended.
+            await self._calls_over(_ENDING_SECONDS)
+
+    async def _calls_over(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds, shield=True):
+            while any(not call.over.is_set for call in tuple(self.calls)):  # noqa: ASYNC110  those threads have no event to set
+                await anyio.sleep(_TICK)
 
     def start_task(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Begin a task, in the thread of the event loop and in the context of who calls this."""

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeGuard, TypeVar
 
 from sampling_async._bulk.inputs import PromptItems
+from sampling_async._contract.errors import ClientClosedError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -154,7 +155,7 @@ class BlockingStream(Iterator[Item_co]):
         # Taken from the stream, but a signal handler raised before they were returned.
         self._interrupted: list[Item_co] = []
         self._received: Item_co | None = None  # the latest
-        self._is_inside = False
+        self._is_inside = self._is_closed = False  # closed with the client
 
     def __enter__(self) -> Self:
         self._loop.call(self._enter)
@@ -162,14 +163,17 @@ class BlockingStream(Iterator[Item_co]):
 
     async def _enter(self) -> None:
         await self._stream.__aenter__()
-        self._is_inside, self._loop.open[self] = True, self._leave
+        self._is_inside, self._loop.open[self] = True, self._close
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Closing the client has left all blocks.
-        if self._is_inside and self._loop.is_running:
-            self._loop.call(self._leave, exc_type, exc, traceback)
+        if self._is_inside:
+            self._loop.leave(partial(self._leave, exc_type, exc, traceback))
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        await self._leave()
 
     async def _leave(
         self,
@@ -208,6 +212,8 @@ class BlockingStream(Iterator[Item_co]):
     def _bring(self) -> bool:
         """Wait for items or, if more input is needed first, read some of it; return False at the end."""
         if not self._is_inside:
+            if self._is_closed:
+                raise ClientClosedError("the client was closed during the block", delivery="unknown")
             raise RuntimeError("a stream gives items inside its block: with client.fan_out(...) as outcomes")
         more = self._loop.call(self._step)
         if more is None and self._input is not None:

@@ -718,9 +718,44 @@ def test_closing_leaves_open_streams_with_a_truthful_account():
     with client.fan_out([InviteRequest("m", [1]), InviteRequest("n", [2])]) as outcomes:
         transport.began.wait(5)
         client.close()
-        with pytest.raises(RuntimeError, match="inside its block"):
+        with pytest.raises(ClientClosedError, match="during the block"):
             next(outcomes)
     assert {each.member_code: each.status for each in outcomes.left_over} == {"m": "unknown", "n": "not_sent"}
+
+
+def test_a_thread_whose_stream_is_closed_with_the_client_gets_all_outcomes():
+    client, transport = stuck_client(max_concurrency=1)
+    seen = []
+
+    def read():
+        outcomes = client.fan_out([InviteRequest("m", [1]), InviteRequest("n", [2])])
+        with suppress(ClientClosedError), outcomes:
+            seen.extend(outcomes)
+        seen.extend(outcomes.left_over)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    transport.began.wait(5)
+    client.close()
+    thread.join()
+    assert {each.member_code: each.status for each in seen} == {"m": "unknown", "n": "not_sent"}
+
+
+def test_closing_returns_what_the_call_of_another_thread_has_by_then(sim):
+    class Halfway(Stuck):
+        async def handle_async_request(self, request):
+            if not sim.ledger.requests:
+                return await sim.transport().handle_async_request(request)
+            return await super().handle_async_request(request)
+
+    transport, results = Halfway(), []
+    client = client_of(sim, transport=transport, max_concurrency=1)
+    thread = threading.Thread(target=lambda: results.append(client.bulk_invite("m", range(1, 151))))
+    thread.start()
+    transport.began.wait(5)
+    client.close()
+    thread.join()
+    assert dict(results[0].counts) == {"invited": 0, "rejected": 100, "not_sent": 0, "unknown": 50}
 
 
 def test_a_hook_cannot_call_the_client(sim):
