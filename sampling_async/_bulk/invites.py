@@ -282,9 +282,17 @@ class Inviter:
 
     def _report(self, job: Job, chunk: Chunk, hooks: Hooks) -> None:
         answers = job.account().answer.answers
-        if chunk is not job.chunk:  # what is repeated was reported before
-            each = job.account().answer.outcomes()
-            answers = Listed(tuple([outcome for outcome in each if outcome.quota_id in chunk.quota_ids]))
+        # What is repeated was reported before, and what was withheld comes again.
+        if chunk is not job.chunk or any(isinstance(error, WithheldError) for error in answers.errors):
+            answers = Listed(
+                tuple(
+                    [
+                        outcome
+                        for outcome in job.account().answer.outcomes()
+                        if outcome.quota_id in chunk.quota_ids and not isinstance(outcome.error, WithheldError)
+                    ]
+                )
+            )
         outcomes = answers.tally()
         if not self._is_explained:
             hooks.count("bulk_invite", outcomes)

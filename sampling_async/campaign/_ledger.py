@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 _WINDOW: Final = """
 SELECT m.id, m.code, m.closed, m.reserves, p.quota, p.plan, p.tries, p.code,
-    p.state = 'pending' AND p.turn = :turn AND p.due <= :now
+    p.state = 'pending' AND p.turn = :turn AND p.due <= :now, {asked}
 FROM members AS m JOIN pairs AS p ON p.member = m.id
 WHERE m.id IN (
     SELECT DISTINCT member FROM pairs
@@ -68,7 +68,7 @@ WHERE p.state NOT IN ({{others}}) OR p.plan = ? AND (p.member, p.quota) IN ({IN_
 
 INVITED: Final = "state IN ('invited', 'unknown')"  # whether there is an invite, or may be one
 # Whether a pair was requested: one that waits for another try was too.
-ASKED: Final = "(state NOT IN ('pending', 'skipped') OR code IS NOT NULL)"
+ASKED: Final = "(p.state NOT IN ('pending', 'skipped') OR p.code IS NOT NULL)"
 KILLED: Final = "the process ended before the response came"
 LAST_SIGN: Final = """
 max(began, coalesce((SELECT max(slot) FROM moments WHERE run = runs.id), began),
@@ -278,7 +278,7 @@ class CampaignLedger(LedgerFile):
 
     def asked(self) -> int:
         """Return how many members had a request."""
-        return int(self._value(f"SELECT count(DISTINCT member) FROM pairs WHERE {ASKED}"))  # noqa: S608
+        return int(self._value(f"SELECT count(DISTINCT member) FROM pairs AS p WHERE {ASKED}"))  # noqa: S608
 
     def _value(self, query: str) -> float:
         return self._rows(query)[0][0]  # type: ignore[no-any-return]
@@ -301,10 +301,12 @@ class CampaignLedger(LedgerFile):
         """Return the next members whose turn it is, with all their pairs that are due."""
         members: dict[int, DueMember] = {}
         values = {"turn": turn, "after": after, "now": now, "count": count}
-        for id_, code, closed, reserves, quota, plan, tries, answer, is_due in self._rows(_WINDOW, values):
+        rows = self._rows(_WINDOW.format(asked=ASKED), values)
+        for id_, code, closed, reserves, quota, plan, tries, answer, is_due, was_asked in rows:
             member = members.get(id_)
             if member is None:
                 member = members[id_] = DueMember(id_, code, closed, json.loads(reserves), turn)
+            member.was_asked |= bool(was_asked)
             if plan != self.plan:
                 continue
             member.added += 1
@@ -313,9 +315,7 @@ class CampaignLedger(LedgerFile):
             if is_due:
                 member.due[quota] = tries
                 if answer is not None:
-                    member.refused[quota], member.was_asked = answer, True
-            else:
-                member.was_asked = True
+                    member.refused[quota] = answer
         return [*members.values()]
 
     def write(self, notes: Iterable[Notes], requests: int) -> None:

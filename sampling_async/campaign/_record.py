@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from attrs import define, field
 
+from sampling_async._contract.errors import WithheldError
 from sampling_async._json.converter import plain_json
 from sampling_async._pacing.loops import Notifier
 from sampling_async._pacing.threads import SharedRun, in_thread
@@ -96,8 +97,6 @@ class LedgerRecord:
         """Note that a chunk will be sent, once `written()` has returned. Return its number."""
         self.requests += 1
         member = self._members[chunk.member_code]
-        self.asked += not member.was_asked
-        member.was_asked = True
         self._notes.sent.append((self.requests, member.id, plain_json(chunk.quota_ids).decode()))
         self._noted += 1
         self._sent_at[self.requests] = self._clock()
@@ -120,7 +119,11 @@ class LedgerRecord:
         self._notes.answered.append((number,))
         self._noted += 1
         if found:
-            self._record(self._members[found[0].member_code], found, latency)
+            member = self._members[found[0].member_code]
+            if not member.was_asked and not all(isinstance(each.error, WithheldError) for each in found):
+                member.was_asked = True
+                self.asked += 1
+            self._record(member, found, latency)
         self.changed.notify()
 
     def _record(self, member: DueMember, outcomes: list[InviteOutcome], latency: float) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sampling_async.campaign._summary import Pairs, Summary, WaitKind
 
 _WINDOW: Final = 500  # members that are read from the ledger at a time
+_ROUNDING: Final = 1e-9  # by which sums of costs may be off: a cap of 1,000 takes ten thousand of 0.10
 _POLL: Final = 0.5  # seconds between two looks at the limits and at the client
 _SIGN: Final = 1.0  # seconds between two signs in the ledger that the run is alive
 _ROOM: Final = 3600.0  # seconds between two notes of what it holds of shared room
@@ -336,8 +337,15 @@ class CampaignRun:
 
     def _may_send(self, quota_ids: Iterable[int]) -> bool:
         """Return whether what was requested may be sent now: it may have waited, or been refused for load."""
-        must_wait = self._must_stop() or self._obstacle() in {"paused", "hours"}
+        must_wait = self._must_stop() or self._obstacle() in {"paused", "hours"} or self._is_over_caps()
         return not must_wait and all(self._book.is_open(quota_id) for quota_id in quota_ids)
+
+    def _is_over_caps(self) -> bool:
+        """Return whether what was requested is more than the caps allow, as when they were lowered since."""
+        invites, spend = self.limits.max_invites, self.limits.max_spend
+        return (invites is not None and self._book.committed > invites) or (
+            spend is not None and self._book.most_spent > spend * (1 + _ROUNDING)
+        )
 
     def _must_stop(self) -> bool:
         if self._book.stop is not None:
@@ -352,9 +360,8 @@ class CampaignRun:
         if self.limits.max_spend is not None:
             cap, cost = self.limits.max_spend, self._book.cost_of(member)
             left = cap - self._book.most_spent
-            # The sum of many costs is a little off, so a cap of 1,000 takes ten thousand of 0.10.
             if cost:
-                most = math.floor(max(0.0, min(most, (left + 1e-9 * cap) / cost)))
+                most = math.floor(max(0.0, min(most, (left + _ROUNDING * cap) / cost)))
             elif left <= 0:
                 most = 0
         return max(0, most)

@@ -319,7 +319,7 @@ def _moment(seconds: float) -> datetime:
 def _codes(ledger: CampaignLedger, rules: Mapping[int, Rule]) -> tuple[CodeCount, ...]:
     names = dict(ledger.read("SELECT code, result FROM codes"))
     counts = ledger.read(
-        f"SELECT code, count(*) FROM pairs WHERE {ASKED} GROUP BY code ORDER BY 2 DESC, 1"  # noqa: S608
+        f"SELECT code, count(*) FROM pairs AS p WHERE {ASKED} GROUP BY code ORDER BY 2 DESC, 1"  # noqa: S608
     )
     found: list[CodeCount] = []
     for code, count in counts:

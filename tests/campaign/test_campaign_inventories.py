@@ -94,7 +94,9 @@ async def test_the_room_of_a_quota_counts_what_earlier_plans_have_invited(tmp_pa
                 wall_clock=lambda: now[0],
             )
             plan = await (campaign.top_up() if day else campaign.plan())
-            await all_of(campaign.run())
+            run = campaign.run()
+            await all_of(run)
+            assert run.members == 30  # each once, also who gets something in several plans
             now[0] += 90_000
         fills = {each.quota_id: each for each in (await campaign.summary()).quotas}
     assert (plan.pairs, plan.room) == (3, 3)

@@ -216,7 +216,7 @@ class Refusing(httpx.AsyncBaseTransport):
 
 
 @pytest.mark.parametrize("status", [429, 503])
-@pytest.mark.parametrize("way", ["paused", "hours", "closed"])
+@pytest.mark.parametrize("way", ["paused", "hours", "closed", "capped"])
 async def test_what_was_refused_for_load_is_sent_again_only_within_the_limits_of_that_moment(
     sim, tmp_path, status, way
 ):
@@ -245,11 +245,14 @@ async def test_what_was_refused_for_load_is_sent_again_only_within_the_limits_of
                 await until(lambda: run.limits.paused)
             elif way == "hours":
                 now[0] += 3_600
+            elif way == "capped":
+                await campaign.limit(max_invites=2)
+                await until(lambda: run.limits.max_invites == 2)
             else:
                 for quota_id in list(live.index.quota_ids):
                     live.close_quota(quota_id)
             transport.refuses = False
-            if way != "closed":
+            if way in {"paused", "hours"}:
                 await waits_for(run, way)
                 await until(lambda: not run._record.members)
                 assert (run.pairs.invited, outcomes) == (0, [])
@@ -257,8 +260,12 @@ async def test_what_was_refused_for_load_is_sent_again_only_within_the_limits_of
                 now[0] += 3 * 3_600
                 await campaign.resume()
         summary = await campaign.summary()
-    assert (summary.pairs.pending, summary.pairs.not_sent) == (0, 0)
-    assert bool(summary.pairs.invited) == (way != "closed")
+    if way == "capped":
+        assert summary.pairs.invited == 2
+    else:
+        assert (summary.pairs.pending, summary.pairs.not_sent) == (0, 0)
+        assert bool(summary.pairs.invited) == (way != "closed")
+        assert run.members == len({outcome.member_code for outcome in outcomes})
     assert summary.pairs.invited == len(sim.ledger.invites)
     if way == "closed":
         assert not sim.ledger.requests(endpoint="bulk_invite")
