@@ -94,7 +94,8 @@ class CampaignJob:
         if known is not None:
             given.refuse_another_plan(known, self.folder)
             saved = _checked(given.over(known))
-            self._go(self._saved(saved, changes))
+            ready = self._saved(saved, changes)
+            self._go(ready, is_finished=not ready.plan.pairs and ready.plan.number > 1)
         if given.panel is None:
             raise InvalidRequestError(f"{self.folder} holds no campaign yet: give the PANEL that it is for")
         saved = _checked(given.over(DEFAULTS))
@@ -192,7 +193,12 @@ class CampaignJob:
             # Locked first: nothing is changed while another run uses the ledger.
             ledger.lock()
             ledger.note(**{view.SAVED: saved.to_json()})
-            cap = ledger.change_limits(**changes).max_invites
+            limits = ledger.change_limits(**changes)
+            if limits.max_spend is not None and not saved.cost:
+                show.warn(
+                    "--max-spend counts no costs without --cost: only amounts that invites name for members"
+                )
+            cap = limits.max_invites
             plan = plan_of(ledger)
             assert plan is not None
             # Not by times: clocks are set back.
@@ -205,7 +211,8 @@ class CampaignJob:
 
     # --- The question
 
-    def _go(self, ready: _RunnableCampaign) -> NoReturn:
+    def _go(self, ready: _RunnableCampaign, *, is_finished: bool = False) -> NoReturn:
+        """Run the plan. If it is finished, as after a top-up that found nothing, only the files are written."""
         if self.options.dry_run or not ready.has_run:
             view.show_plan(ready.plan)
         if self.options.dry_run:
@@ -213,9 +220,9 @@ class CampaignJob:
                 show.emit_json(view.plan_json(ready.plan))
             show.note(self._nothing_requested)
             raise typer.Exit(DONE)
-        if not ready.plan.pairs:
+        if not ready.plan.pairs and not is_finished:
             fail("no member matches a quota with room, so there is nothing to request", INCOMPLETE)
-        if not ready.has_run and not self.options.yes:
+        if not (ready.has_run or self.options.yes or is_finished):
             self._ask(ready)
         as_lines = show.as_lines() or not show.errors().is_terminal
         run = ShownRun(self.folder, self._ledger, ready.settings, as_lines)

@@ -161,10 +161,7 @@ def simulate(
         base_url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
         written = [
             # `panel.parquet`, then `panel-p2.parquet` and so on.
-            write_panel(
-                panel.members.values(),
-                file if number == 1 else file.with_name(f"{file.stem}-p{number}{file.suffix}"),
-            )
+            (number, write_panel(panel.members.values(), file.with_stem(_of_panel(file.stem, number))))
             for number, panel in enumerate(simulator.panels, 1)
             for file in files
         ]
@@ -302,20 +299,36 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _show_service(simulator: Any, base_url: str, files: Sequence[Path], profiles: Path | None) -> None:
+def _of_panel(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}-p{number}"
+
+
+def _show_service(
+    simulator: Any, base_url: str, files: Sequence[tuple[int, Path]], profiles: Path | None
+) -> None:
     member_code = next(iter(simulator.members))
     quota_ids = [quota.quota_id for survey in simulator.inventory.surveys for quota in survey.quotas]
-    chosen = "" if profiles is None else " --profile p1"
     number = len(simulator.panels)
     its_panels = "" if number == 1 else f" and {number} panels"
     quotas = count_of(len(quota_ids), "quota")
     title = f"Simulated service at {base_url} with {quotas}{its_panels}. In another shell:"
+
+    def command(text: str, number: int = 1) -> str:
+        if profiles is not None:
+            return f"sampling-async {text} --profile p{number}"
+        guid = f"SAMPLING_PANEL_GUID=$SAMPLING_PANEL_GUID_P{number} " if number > 1 else ""
+        return f"{guid}sampling-async {text}"
+
+    named = [(number, shlex.quote(str(file))) for number, file in files]
     tries = (
-        f"sampling-async quotas{chosen}",
-        " ".join([f"sampling-async bulk-invite{chosen}", member_code, *map(str, quota_ids[:3])]),
-        *(f"sampling-async recontact {each}{chosen}" for each in simulator.recontact_quota_ids[:1]),
-        *(f"sampling-async match {shlex.quote(str(file))}{chosen}" for file in files),
-        *(f"sampling-async campaign {shlex.quote(str(file))} --out night --dry-run{chosen}" for file in files),
+        command("quotas"),
+        command(" ".join(["bulk-invite", member_code, *map(str, quota_ids[:3])])),
+        *(command(f"recontact {each}") for each in simulator.recontact_quota_ids[:1]),
+        *(command(f"match {file}", number) for number, file in named),
+        *(
+            command(f"campaign {file} --out {_of_panel('night', number)} --dry-run", number)
+            for number, file in named
+        ),
     )
     screen = show.screen()
     # In a file or a pipe, all but the settings are comments, so that a shell can source it.

@@ -206,7 +206,7 @@ def _summed(
         ),
         runs=len(runs),
         members=int(facts["members"]),
-        matched=int(facts["matched"]),
+        matched=ledger.read("SELECT count(*) FROM members")[0][0],  # in any plan
         invited_members=ledger.read("SELECT count(DISTINCT member) FROM invites")[0][0],
         pairs=pairs,
         asked=pairs.planned - pairs.pending - pairs.skipped + _waiting_again(ledger, is_running=is_running),

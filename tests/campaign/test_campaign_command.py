@@ -270,6 +270,18 @@ def test_a_top_up_asks_before_its_first_run_and_never_asks_twice_for_a_pair(serv
     assert invited("out") == service.ledger.by_pair()
 
 
+def test_a_finished_campaign_can_be_run_after_a_top_up_that_found_nothing(service):
+    started("--allocate", 1)
+    matched = json.loads(Path("out/summary.json").read_text())["matched"]
+    while (result := run("campaign", "top-up", "out", "--workers", 1, "--yes")).exit_code == 0:
+        pass
+    assert "no member matches a quota with room" in result.stderr
+    Path("out/report.html").unlink()
+    campaign("run", "--out", "out")
+    assert Path("out/report.html").exists()
+    assert json.loads(Path("out/summary.json").read_text())["matched"] >= matched > 0
+
+
 def test_options_that_would_not_change_a_plan_are_refused(service):
     campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1, "--allocate", 3)
     Path("other.jsonl").write_text("")
