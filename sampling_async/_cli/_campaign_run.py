@@ -195,9 +195,7 @@ class CampaignJob:
             ledger.note(**{view.SAVED: saved.to_json()})
             limits = ledger.change_limits(**changes)
             if limits.max_spend is not None and not saved.cost:
-                show.warn(
-                    "--max-spend counts no costs without --cost: only amounts that invites name for members"
-                )
+                show.warn("without --cost, --max-spend counts only amounts that invites name for members")
             cap = limits.max_invites
             plan = plan_of(ledger)
             assert plan is not None

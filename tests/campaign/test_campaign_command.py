@@ -282,6 +282,12 @@ def test_a_finished_campaign_can_be_run_after_a_top_up_that_found_nothing(servic
     assert json.loads(Path("out/summary.json").read_text())["matched"] >= matched > 0
 
 
+@pytest.mark.parametrize(("options", "is_warned"), [((), True), (("--cost", 1), False)])
+def test_a_cap_on_spend_without_costs_is_warned_of(service, options, is_warned):
+    planned = campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1, "--max-spend", 5, *options)
+    assert ("without --cost, --max-spend counts only" in planned.stderr) == is_warned
+
+
 def test_options_that_would_not_change_a_plan_are_refused(service):
     campaign("panel.jsonl", "--out", "out", "--dry-run", "--workers", 1, "--allocate", 3)
     Path("other.jsonl").write_text("")
