@@ -9,11 +9,11 @@ from anyio.lowlevel import checkpoint
 from attrs import define, field
 
 from sampling_async._pacing.loops import Notifier, OneShotEvent
-from sampling_async._pacing.steps import LoopYielder
+from sampling_async.notifications._entries import member_text
 from sampling_async.routing._route import RouteStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from anyio.abc import TaskGroup
 
@@ -168,26 +168,19 @@ class UnusedInvites:
 
     def __init__(self, count: Callable[[int], None]) -> None:
         self._count = count
-        self._pairs: dict[tuple[str, int], None] = {}  # the oldest first
+        self._pairs: dict[tuple[str, int], None] = {}  # by the member's text, the oldest first
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def add(self, member_code: str, quota_id: int) -> None:
-        self._pairs[member_code, quota_id] = None
+        self._pairs[member_text(member_code), quota_id] = None
         self._count(1)
         shorten(self._pairs)
 
-    def use(self, member_code: str, quota_id: int) -> None:
-        """Count an invite as used, if it is one of these."""
-        if (member_code, quota_id) in self._pairs:
-            del self._pairs[member_code, quota_id]
-            self._count(-1)
-
-    async def use_entered(self, has_entered: Callable[[str, int], bool]) -> None:
-        """Count as used what another process has given, as far as it was entered."""
-        turns = LoopYielder()
-        for pair in tuple(self._pairs):
-            await turns.step()
-            if has_entered(*pair):
-                self.use(*pair)
+    def use(self, pairs: Iterable[tuple[str, int]]) -> None:
+        """Count invites as used, as far as they are among these; members are texts of the store."""
+        for pair in pairs:
+            if pair in self._pairs:
+                del self._pairs[pair]
+                self._count(-1)

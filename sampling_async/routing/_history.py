@@ -219,8 +219,11 @@ class MemberHistory:
         if self.facts.get((_Known.MEMBER_REFUSED, 0, 0, 0), -inf) > now:
             return True
         midnight = now // DAY * DAY
-        today = [known for (known, *_), at in self.facts.items() if midnight <= at < midnight + DAY]
-        return today.count(_Known.STARTED) >= caps.starts or today.count(_Known.COMPLETED) >= caps.completes
+        today = [key for key, at in self.facts.items() if midnight <= at < midnight + DAY]
+        # The invite may be of another wave or survey than its link, and both say that the quota was entered.
+        starts = {quota_id for known, quota_id, *_ in today if known == _Known.STARTED}
+        completes = sum(known == _Known.COMPLETED for known, *_ in today)
+        return len(starts) >= caps.starts or completes >= caps.completes
 
 
 class Histories:

@@ -318,6 +318,15 @@ def apply(rows: Iterable[Row], histories: Histories, now: float) -> int:
     return damaged
 
 
+def entered_in(rows: Iterable[Row]) -> list[tuple[str, int]]:
+    """Return the members and quotas of the links that rows say were entered."""
+    return [
+        (member, values[2] if what == "start" else values[0])
+        for member, what, values in rows
+        if what == "start" or (what == "link" and values[-1] is not None)
+    ]
+
+
 def _add(history: MemberHistory, what: str, values: tuple[Any, ...], now: float) -> None:
     if what == "link":
         history.add_link(Link(*values), now)

@@ -26,7 +26,7 @@ from sampling_async.notifications._entries import member_text
 from sampling_async.notifications._facts import DamagedStoreError
 from sampling_async.notifications._outcomes import read_rates
 from sampling_async.routing._history import DAY, Histories, MemberHistory
-from sampling_async.routing._links import Changes, apply
+from sampling_async.routing._links import Changes, apply, entered_in
 from sampling_async.routing._route import Offer
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sampling_async.matching._segment import CompiledPart
     from sampling_async.notifications._sql import SqlStore
     from sampling_async.routing._history import Caps, NotForMember
+    from sampling_async.routing._links import Row
 
 
 _LOG: Final = logging.getLogger("sampling_async.routing")
@@ -89,15 +90,20 @@ class OfferBook:
         """Note an error of the store. Damage concerns some members, and the others are served as before."""
         (self._damage if isinstance(error, DamagedStoreError) else self.store_failure).failed(error)
 
-    async def follow(self) -> None:
+    async def follow(self) -> Sequence[tuple[str, int]]:
         """Read what the store has got since the last time, from other processes too.
 
         Once a UTC day, what is older than the router remembers is forgotten.
+
+        Returns:
+            The members, as texts of the store, and quotas of links that were entered since.
         """
+        rows: Sequence[Row] = ()
         now = self._clock()
         oldest = now - self._seconds
         try:
-            if damaged := await self._catch_up(oldest, now):
+            rows, damaged = await self._catch_up(oldest, now)
+            if damaged:
                 self._damage.failed(f"the store is damaged in {count_of(damaged, 'row')}; use a backup")
             if not self._rates_at <= now < self._rates_at + _RATES_SECONDS:
                 # What was entered a moment ago has had no time to end.
@@ -117,14 +123,15 @@ class OfferBook:
             for part in parts:
                 if part not in self._values:
                     await in_thread(self._values_of, part)
+        return entered_in(rows)
 
-    async def _catch_up(self, oldest: float, now: float) -> int:
-        """Add to the histories what came since the last time; return how many rows are damaged."""
+    async def _catch_up(self, oldest: float, now: float) -> tuple[Sequence[Row], int]:
+        """Add to the histories what came since the last time; return it, and how many rows are damaged."""
         today = now // DAY
         if self._histories is None:
             self._histories, damaged = await in_thread(self._changes.all, oldest, now)
             self._cleared_on = today
-            return damaged
+            return (), damaged
         rows, damaged = await in_thread(self._changes.added, now), 0
         for begin in range(0, len(rows), _SLICE):
             damaged += apply(rows[begin : begin + _SLICE], self._histories, now)
@@ -132,7 +139,7 @@ class OfferBook:
         if self._cleared_on != today:
             self._cleared_on = today
             await self._histories.forget(oldest, now)
-        return damaged
+        return rows, damaged
 
     def require_rates(self) -> None:
         """Check that there is a rate for each currency that is known by now."""
@@ -175,12 +182,6 @@ class OfferBook:
         """Take over what the store knows of a member."""
         if self._histories is not None:
             self._histories.put(member_text(member_code), history)
-
-    def has_entered(self, member_code: str, quota_id: int) -> bool:
-        """Return whether a member has entered the link of a quota, as far as is known."""
-        if self._histories is None:
-            return False
-        return self._histories.of(member_text(member_code)).entered_at(quota_id) is not None
 
     def best(self, member: Member, most: int) -> list[Offer]:
         """Return what a member fits now, the best first, one quota a survey."""

@@ -33,6 +33,7 @@ from sampling_async._protocol.requests import member_code_of, quota_id_of
 from sampling_async.matching import LiveIndex, Member
 from sampling_async.notifications import StoreError
 from sampling_async.notifications._committer import Committer
+from sampling_async.notifications._entries import member_text
 from sampling_async.notifications._facts import DamagedStoreError
 from sampling_async.notifications._stores import store_of
 from sampling_async.routing._click import Flight, Flights, UnusedInvites, shorten
@@ -187,9 +188,8 @@ class SurveyRouter(BackgroundService):
             self._progress.notify()
             while True:
                 await anyio.sleep(_RETRY_SECONDS if self._book.store_failure.reason else _FOLLOW_SECONDS)
-                await self._book.follow()
+                self._unused.use(await self._book.follow())  # another process may have given them
                 await self._clear_up()
-                await self._unused.use_entered(self._book.has_entered)
 
     # --- What members are shown
 
@@ -271,7 +271,7 @@ class SurveyRouter(BackgroundService):
         enter = None
         if invite is not None:
             self._counts["repeats"] += is_repeat
-            self._unused.use(member.member_code, flight.quota_id)
+            self._unused.use([(member_text(member.member_code), flight.quota_id)])
             enter = partial(self.entered, member.member_code, flight.quota_id)
         return Route(
             status=status,

@@ -112,19 +112,19 @@ def test_the_settings_of_all_panels_are_one_object_of_json(simulated):
 
 
 @pytest.mark.parametrize(
-    ("options", "first", "second"),
+    ("options", "begun"),
     [
-        ((), "sampling-async", "SAMPLING_PANEL_GUID=$SAMPLING_PANEL_GUID_P2 sampling-async"),
-        (("--profiles", "p.toml"), "sampling-async --profile p1", "sampling-async --profile p2"),
+        ((), ("sampling-async", "SAMPLING_PANEL_GUID=$SAMPLING_PANEL_GUID_P2 sampling-async")),
+        (("--profiles", "p.toml"), ("sampling-async --profile p1", "sampling-async --profile p2")),
     ],
 )
 def test_what_can_be_tried_with_the_members_of_a_panel_names_that_panel(
-    simulated, tmp_path, monkeypatch, options, first, second
+    simulated, tmp_path, monkeypatch, options, begun
 ):
     monkeypatch.chdir(tmp_path)
     printed, _ = simulated("--panels", 2, "--members", "m.jsonl", *options)
-    for begun, file, night in ((first, "m.jsonl", "night"), (second, "m-p2.jsonl", "night-p2")):
-        program, _, profile = begun.partition(" --profile")
+    for each, file, night in zip(begun, ("m.jsonl", "m-p2.jsonl"), ("night", "night-p2"), strict=True):
+        program, _, profile = each.partition(" --profile")
         end = f" --profile{profile}" if profile else ""
         assert f"#   {program} match {file}{end}\n" in printed
         assert f"#   {program} campaign {file} --out {night} --dry-run{end}\n" in printed

@@ -212,6 +212,18 @@ async def test_a_survey_to_which_a_campaign_has_invited_the_member_is_left_out(n
     assert panel.asked == [("m-2", 2), ("m-1", 1)]
 
 
+@pytest.mark.parametrize("wave", [1, 2])
+async def test_a_link_counts_as_one_start_also_if_its_invite_is_of_another_wave(wave):
+    panel = Panel(1, 2, 3)
+    panel.instead = {"WaveID": wave}
+    async with router_of(panel, caps=Caps(starts=2)) as router:
+        for status in (ROUTED, ROUTED, NONE_OPEN):
+            route = await click(router)
+            assert route.status is status
+            if route.url is not None:
+                await route.entered()
+
+
 async def test_a_link_that_waits_is_not_given_beyond_a_cap():
     panel = Panel(1, 2, 3)
     async with router_of(panel, caps=Caps(starts=1)) as router:
