@@ -29,7 +29,7 @@ from sampling_async.notifications._entries import read_entries
 from sampling_async.notifications._facts import Hit, Receipt, State, StoreError
 from sampling_async.notifications._handlers import Handlers, checked_records, kind_of
 from sampling_async.notifications._handling import HandlerPolicy, Handling
-from sampling_async.notifications._reading import FactStream, InboxStatus, status_of
+from sampling_async.notifications._reading import Arrivals, FactStream, InboxStatus, status_of
 from sampling_async.notifications._records import SETTINGS, Kind
 from sampling_async.notifications._stores import AnyStore, run_once, store_of
 
@@ -127,7 +127,7 @@ class Inbox:
         self._committer = Committer(self.store)
         self._handling: Handling | None = None
         self._is_entered = False
-        self._reading = threading.Lock()
+        self._arrivals, self._reading = Arrivals(), threading.Lock()
         self._is_open = False
         self._not_stored_count = 0
 
@@ -258,7 +258,7 @@ class Inbox:
             await self._committer.run(hit, size=len(receipt.body))
         except Exception as exc:  # noqa: BLE001  likewise
             return self._not_stored(exc)
-        return self._stored(reply)
+        return self._stored(hit, reply)
 
     def _prepared_alone(self, receipt: Receipt) -> tuple[Hit, HitResponse]:
         with self._reading:
@@ -279,7 +279,7 @@ class Inbox:
             self._committer.submit(hit, size=len(receipt.body)).result()
         except Exception as exc:  # noqa: BLE001  likewise
             return self._not_stored(exc)
-        return self._stored(reply)
+        return self._stored(hit, reply)
 
     def _receipt(self, admission: Admission, body: bytes, query: str) -> Receipt | HitResponse:
         """Return a hit as its receipt, or the response if it is refused."""
@@ -305,10 +305,11 @@ class Inbox:
             self._handlers.warn_without(Kind.RECONCILIATION)
         return Hit(receipt, entries), _STORED
 
-    def _stored(self, reply: HitResponse) -> HitResponse:
+    def _stored(self, hit: Hit, reply: HitResponse) -> HitResponse:
         if self._not_stored_count:
             _LOG.warning("notifications are stored again; %d were answered with 503", self._not_stored_count)
             self._not_stored_count = 0
+        self._arrivals.note([entry.kind for entry in hit.entries])
         if self._handling is not None:
             self._handling.wake()
         return reply
@@ -405,7 +406,8 @@ class Inbox:
             raise InvalidRequestError(
                 "state must be a State, such as State.DEAD, and without follow: facts change"
             )
-        return FactStream(self.store, kinds, after, state, self._policy.poll if follow else None)
+        poll = self._policy.poll if follow else None
+        return FactStream(self.store, kinds, after, state, poll=poll, arrivals=self._arrivals)
 
 
 def kept_secrets(store: AnyStore) -> Mapping[Kind, Sequence[str]]:

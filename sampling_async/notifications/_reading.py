@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
@@ -13,12 +15,12 @@ from attrs import evolve, frozen
 
 from sampling_async import InvalidRequestError
 from sampling_async._contract.frames import arrow, utc_times
-from sampling_async._pacing.threads import in_thread
+from sampling_async._pacing.threads import call_soon_here, in_thread
 from sampling_async.notifications._facts import DamagedStoreError
 from sampling_async.notifications._records import Kind, Notification
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sampling_async.notifications._facts import Backlog, Fact, State
     from sampling_async.notifications._sql import SqlStore
@@ -116,6 +118,38 @@ _OF_RECORDS: Final = (
 )
 
 
+class Arrivals:
+    """What this process has stored, in any thread: tasks that wait for facts need not look for it."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Kind | None] = Counter()
+        self._waiting: dict[anyio.Event, tuple[Collection[Kind | None] | None, Callable[[], object]]] = {}
+
+    def note(self, kinds: Collection[Kind | None]) -> None:
+        """Note that facts of some kinds are stored."""
+        self._counts.update(kinds)
+        for wanted, wake in tuple(self._waiting.values()):
+            if wanted is None or any(kind in wanted for kind in kinds):
+                with suppress(RuntimeError):  # its event loop has ended
+                    wake()
+
+    def count(self, kinds: Collection[Kind | None] | None) -> int:
+        """Return how many facts of these kinds were noted; None stands for all kinds."""
+        return sum(tuple(self._counts.values()) if kinds is None else (self._counts[kind] for kind in kinds))
+
+    async def more_than(self, count: int, kinds: Collection[Kind | None] | None, seconds: float) -> None:
+        """Wait for more facts of these kinds than a count, some seconds at most."""
+        with anyio.move_on_after(seconds):
+            while self.count(kinds) == count:
+                event = anyio.Event()
+                self._waiting[event] = kinds, partial(call_soon_here(), event.set)
+                try:
+                    if self.count(kinds) == count:  # what is noted from now on wakes it
+                        await event.wait()
+                finally:
+                    del self._waiting[event]
+
+
 class FactStream(Generic[N]):
     """The facts of a store in the order of their arrival, see `Inbox.facts`.
 
@@ -130,13 +164,16 @@ class FactStream(Generic[N]):
         kinds: list[Kind | None] | None,
         after: int,
         state: State | None,
+        *,
         poll: float | None,
+        arrivals: Arrivals,
     ) -> None:
         self._store = store
         self._kinds = kinds
         self._after = after
         self._state = state
         self._poll = poll
+        self._arrivals = arrivals
         self._page: deque[Any] = deque()
         self._is_last = False
 
@@ -153,11 +190,12 @@ class FactStream(Generic[N]):
         while not self._page:
             if self._is_last:
                 raise StopAsyncIteration
+            count = self._arrivals.count(self._kinds)
             facts, is_end = await in_thread(self._read)
             self._page.extend(facts)
             self._is_last = is_end and self._poll is None
             if not facts and self._poll is not None:
-                await anyio.sleep(self._poll)
+                await self._arrivals.more_than(count, self._kinds, self._poll)
         fact: Fact[N] = self._page.popleft()
         self._after = fact.id
         return fact

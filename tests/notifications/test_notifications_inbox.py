@@ -24,6 +24,7 @@ from sampling_async import InvalidRequestError
 from sampling_async._pacing.threads import in_thread
 from sampling_async.notifications import (
     Completion,
+    HandlerPolicy,
     Inbox,
     Kind,
     QuotaStatus,
@@ -105,7 +106,8 @@ async def test_facts_are_a_table(path):
         await inbox.facts(follow=True).to_arrow()
 
 
-async def test_facts_can_be_followed(path):
+@pytest.mark.parametrize(("by_another", "poll"), [(False, 3600.0), (True, 0.01)])
+async def test_facts_can_be_followed_and_those_of_the_same_process_are_not_polled_for(path, by_another, poll):
     seen = []
 
     async def follow() -> None:
@@ -114,14 +116,17 @@ async def test_facts_can_be_followed(path):
             if len(seen) == 2:
                 return
 
-    async with inbox_at(path) as inbox:
-        inbox._policy = inbox._policy.__class__(poll=0.01)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(follow)
-            await anyio.sleep(0.02)
-            await post(inbox, "completion", COMPLETION)
-            await post(inbox, "quota_status", status(1, is_live=True))
-            await post(inbox, "terminate", {**TERMINATE, "WaveId": 3})
+    async with inbox_at(path) as other, inbox_at(path, handling=HandlerPolicy(poll=poll)) as inbox:
+        posted_to = other if by_another else inbox
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follow)
+                await anyio.sleep(0.02)
+                await post(posted_to, "completion", COMPLETION)
+                await post(posted_to, "quota_status", status(1, is_live=True))
+                await until(lambda: len(seen) == 1)
+                body = json.dumps({**TERMINATE, "WaveId": 3}).encode()
+                await in_thread(partial(posted_to.receive_sync, "terminate", body, {}, PEER, secret=SECRET))
     assert [fact.kind for fact in seen] == ["completion", "terminate"]
 
 

@@ -124,7 +124,7 @@ def test_another_revenue_is_a_correction_linked_to_the_first(store):
 def test_a_revenue_can_be_corrected_back(store):
     def at(hour, revenue):
         fields = {**COMPLETION, "DateTime": f"2026-11-22 {hour}:00:00", "Revenue": revenue}
-        return put(store, "completion", fields)
+        return put(store, "completion", fields, at=DAY)
 
     said = [at(hour, revenue) for hour, revenue in ((10, 100), (11, 200), (12, 100), (13, 200))]
     assert said == [["new"]] * 4
