@@ -81,7 +81,7 @@ class ServiceOptions:
         "N", "The maximum of attempts of a call, where repeating is safe. Default: 3.", min=1
     )
     patience: float | None = _option(
-        "SECONDS", "Seconds to wait for a service that is away. Default: 600.", min=0.0
+        "SECONDS", "Seconds that bulk invites wait for a service that is away. Default: 600.", min=0.0
     )
     allow_http: bool = _option(
         "", "Allow plain http, which sends the key unencrypted.", "--allow-http", default=False

@@ -213,7 +213,7 @@ def _years(question_id: int, answer: object) -> int:
     if years is not None and 0 <= years <= OLDEST:
         return years
     raise InvalidRequestError(
-        f"profile[{question_id}]: an age must be in years, from 0 to {OLDEST}, not {answer!r:.40}"
+        f"profile[{question_id}]: an age must be a whole number of years from 0 to {OLDEST}, not {answer!r:.40}"
     )
 
 

@@ -72,12 +72,10 @@ WITH notified AS (
     FROM notified AS f
 )
 """
-_ALL: Final = "f.kind IN ('completion', 'terminate', 'reconciliation')"
 # Of a store with a million facts, the rates of some hours need a few thousand.
-_COMPLETES_OF: Final = """f.kind IN ('completion', 'reconciliation') AND f.member IN (
-    SELECT i.member FROM invites AS i WHERE {at} >= ? AND {at} < ?
-)"""
-_JOINED: Final = f"""{_ENDS.format(which=_ALL)}
+_COMPLETES_OF: Final = """f.kind IN ('completion', 'reconciliation')
+    AND f.member IN (SELECT i.member FROM invites AS i WHERE {at} >= ? AND {at} < ?)"""
+_JOINED: Final = f"""{_ENDS.format(which="f.kind IN ('completion', 'terminate', 'reconciliation')")}
 SELECT 0 AS part, i.rowid AS place, i.key AS invite, coalesce(e.key, i.key) AS key,
     coalesce(e.survey, i.survey) AS ended_in, i.member, i.survey, i.wave, i.quota, i.invited, i.entered, e.kind,
     e.amount, e.label, coalesce(e.ended, e.at) AS ended, e.id AS fact, {_STEP} AS step,

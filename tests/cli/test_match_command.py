@@ -138,7 +138,7 @@ def test_result_files_appear_when_the_run_is_complete(panel):
 def test_a_failed_run_leaves_no_result_file(panel):
     (panel / "wrong.csv").write_text(f"member_code,{AGE}\n" + "m,30\n" * 40_000 + "m,old\n")
     result = run("wrong.csv", "--top", 2, "--output", "best.csv", code=2)
-    assert "row 40000 of the panel: profile[1001538]: an age must be in years" in result.stderr
+    assert "row 40000 of the panel: profile[1001538]: an age must be a whole number of years" in result.stderr
     assert not list(panel.glob("best.csv*"))
 
 

@@ -90,7 +90,7 @@ async def test_an_index_is_made_of_an_inventory():
 @pytest.mark.parametrize(
     ("profile", "words"),
     [
-        ({AGE: 2006352}, "an age must be in years, from 0 to 150, not 2006352"),
+        ({AGE: 2006352}, "an age must be a whole number of years from 0 to 150, not 2006352"),
         ({AGE: -1}, "an age"),
         ({AGE: True}, "an age"),
         ({AGE: "old"}, "an age"),

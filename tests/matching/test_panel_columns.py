@@ -223,7 +223,7 @@ def test_postal_codes_are_texts(answers, certain):
 @pytest.mark.parametrize(
     ("name", "column", "words"),
     [
-        (AGE, [30, None, 200], "row 2 of the panel.*an age must be in years.*not 200"),
+        (AGE, [30, None, 200], "row 2 of the panel.*an age must be a whole number of years.*not 200"),
         (AGE, [30, None, 30.5], "row 2 of the panel.*not 30.5"),
         (AGE, [[30]], f"column '{AGE}' of the panel holds lists"),
         (POSTAL, [["10101"]], f"column '{POSTAL}' of the panel holds lists"),
