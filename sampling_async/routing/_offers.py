@@ -30,7 +30,7 @@ from sampling_async.routing._links import Changes, apply, entered_in
 from sampling_async.routing._route import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from sampling_async._contract.currencies import CurrencyRates
     from sampling_async._contract.records import Price
@@ -199,14 +199,15 @@ class OfferBook:
         wanted = dict.fromkeys(quota_ids)
         found = {
             target.quota.quota_id: _offer(target, value, share)
-            for fitting in self._fitting(member)
+            for fitting in self._fitting(member, wanted)
             for value, share, target in fitting
-            if target.quota.quota_id in wanted
         }
         return [found[quota_id] for quota_id in wanted if quota_id in found]
 
-    def _fitting(self, member: Member) -> list[Iterator[tuple[float, float, Target]]]:
-        """Return iterators over the quotas that a member fits now, each from the best on."""
+    def _fitting(
+        self, member: Member, wanted: Collection[int] | None = None
+    ) -> list[Iterator[tuple[float, float, Target]]]:
+        """Return iterators over the quotas that a member fits now, or the wanted ones of them, the best first."""
         now, history = self._clock(), MemberHistory()
         if self._histories is not None:
             history = self._histories.of(member_text(member.member_code))
@@ -216,20 +217,26 @@ class OfferBook:
         if any(part not in self._of_parts for part, _ in self._live.index.quota_ids.parts()):
             self._compare([part for part, _ in self._live.index.quota_ids.parts()])
         return [
-            self._from_the_best(part, bits, share, left_out)
+            self._from_the_best(part, bits, share, left_out, wanted)
             for quotas, share in ((matched.certain, 1.0), (matched.possible, _POSSIBLE))
             for part, bits in quotas.parts()
         ]
 
     def _from_the_best(
-        self, part: CompiledPart, bits: int, share: float, left_out: NotForMember
+        self,
+        part: CompiledPart,
+        bits: int,
+        share: float,
+        left_out: NotForMember,
+        wanted: Collection[int] | None,
     ) -> Iterator[tuple[float, float, Target]]:
         fits = bits.to_bytes(len(part.targets) // 8 + 1, "little")
         for value, bit in self._values_of(part):
             if fits[bit >> 3] >> (bit & 7) & 1:
                 target = part.targets[bit]
-                survey = target.survey
-                if not left_out.has(target.quota.quota_id, survey.survey_id, survey.wave_id):
+                quota_id, survey = target.quota.quota_id, target.survey
+                is_wanted = wanted is None or quota_id in wanted
+                if is_wanted and not left_out.has(quota_id, survey.survey_id, survey.wave_id):
                     yield value * share, share, target
 
     def _values_of(self, part: CompiledPart) -> list[tuple[float, int]]:
