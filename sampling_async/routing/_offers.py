@@ -207,7 +207,7 @@ class OfferBook:
     def _fitting(
         self, member: Member, wanted: Collection[int] | None = None
     ) -> list[Iterator[tuple[float, float, Target]]]:
-        """Return iterators over the quotas that a member fits now, or the wanted ones of them, the best first."""
+        """Return iterators over the quotas that a member fits now, or those of them that are wanted."""
         now, history = self._clock(), MemberHistory()
         if self._histories is not None:
             history = self._histories.of(member_text(member.member_code))
