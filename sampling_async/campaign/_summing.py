@@ -195,6 +195,7 @@ def _summed(
     rates, added = ledger.currency_rates(), ledger.adding()
     possible = dict.fromkeys(counts.planned, 0.0) | dict(ledger.read(_POSSIBLE))
     revenue = {} if ends is None else revenue_by_currency(ends.quotas)
+    matched = ledger.read("SELECT count(*) FROM members")[0][0]  # in any plan
     return Summary(
         state=state,
         reason=reason,
@@ -205,8 +206,8 @@ def _summed(
             (now if is_running and has_no_end else ended) - began for began, ended, _, has_no_end in runs
         ),
         runs=len(runs),
-        members=int(facts["members"]),
-        matched=ledger.read("SELECT count(*) FROM members")[0][0],  # in any plan
+        members=max(int(facts["members"]), matched),  # a top-up may be for others
+        matched=matched,
         invited_members=ledger.read("SELECT count(DISTINCT member) FROM invites")[0][0],
         pairs=pairs,
         asked=pairs.planned - pairs.pending - pairs.skipped + _waiting_again(ledger, is_running=is_running),

@@ -54,7 +54,7 @@ class _Submission(Generic[T]):
     def run(self, store: SqlStore) -> None:
         operation = self.operation
         if isinstance(operation, Hit):
-            store.receive_all([operation])
+            (self.result,) = store.receive_all([operation])
         else:
             self.result = operation(store)
 
@@ -163,8 +163,11 @@ class Committer:
         try:
             with self._store.transaction():
                 has_begun = True
-                if hits := [job.operation for job in group if isinstance(job.operation, Hit)]:
-                    self._store.receive_all(hits)
+                hits = [(job, job.operation) for job in group if isinstance(job.operation, Hit)]
+                if hits:
+                    verdicts = self._store.receive_all([hit for _, hit in hits])
+                    for (job, _), verdict in zip(hits, verdicts, strict=True):
+                        job.result = verdict
                 for job in group:
                     if not isinstance(job.operation, Hit):
                         job.run(self._store)

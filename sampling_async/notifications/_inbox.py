@@ -255,10 +255,10 @@ class Inbox:
             else:
                 # Parsing a large body would stall the event loop for too long, and so would two at once.
                 hit, reply = await in_thread(self._prepared_alone, receipt)
-            await self._committer.run(hit, size=len(receipt.body))
+            verdicts: list[str] = await self._committer.run(hit, size=len(receipt.body))
         except Exception as exc:  # noqa: BLE001  likewise
             return self._not_stored(exc)
-        return self._stored(hit, reply)
+        return self._stored(hit, verdicts, reply)
 
     def _prepared_alone(self, receipt: Receipt) -> tuple[Hit, HitResponse]:
         with self._reading:
@@ -276,10 +276,10 @@ class Inbox:
             if isinstance(receipt, HitResponse):
                 return receipt
             hit, reply = self._prepared(receipt)
-            self._committer.submit(hit, size=len(receipt.body)).result()
+            verdicts: list[str] = self._committer.submit(hit, size=len(receipt.body)).result()
         except Exception as exc:  # noqa: BLE001  likewise
             return self._not_stored(exc)
-        return self._stored(hit, reply)
+        return self._stored(hit, verdicts, reply)
 
     def _receipt(self, admission: Admission, body: bytes, query: str) -> Receipt | HitResponse:
         """Return a hit as its receipt, or the response if it is refused."""
@@ -305,11 +305,11 @@ class Inbox:
             self._handlers.warn_without(Kind.RECONCILIATION)
         return Hit(receipt, entries), _STORED
 
-    def _stored(self, hit: Hit, reply: HitResponse) -> HitResponse:
+    def _stored(self, hit: Hit, verdicts: Sequence[str], reply: HitResponse) -> HitResponse:
         if self._not_stored_count:
             _LOG.warning("notifications are stored again; %d were answered with 503", self._not_stored_count)
             self._not_stored_count = 0
-        self._arrivals.note([entry.kind for entry in hit.entries])
+        self._arrivals.note(hit.entries, verdicts)
         if self._handling is not None:
             self._handling.wake()
         return reply

@@ -22,7 +22,7 @@ from sampling_async.notifications._records import Kind, Notification
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sampling_async.notifications._facts import Backlog, Fact, State
+    from sampling_async.notifications._facts import Backlog, Entry, Fact, State
     from sampling_async.notifications._sql import SqlStore
 
 
@@ -118,6 +118,9 @@ _OF_RECORDS: Final = (
 )
 
 
+_KNOWN: Final = {"repeated", "differs"}
+
+
 class Arrivals:
     """What this process has stored, in any thread: tasks that wait for facts need not look for it."""
 
@@ -125,8 +128,9 @@ class Arrivals:
         self._counts: Counter[Kind | None] = Counter()
         self._waiting: dict[anyio.Event, tuple[Collection[Kind | None] | None, Callable[[], object]]] = {}
 
-    def note(self, kinds: Collection[Kind | None]) -> None:
-        """Note that facts of some kinds are stored."""
+    def note(self, entries: Iterable[Entry], verdicts: Iterable[str]) -> None:
+        """Note what became of entries: a repetition is no new fact."""
+        kinds = [entry.kind for entry, said in zip(entries, verdicts, strict=True) if said not in _KNOWN]
         self._counts.update(kinds)
         for wanted, wake in tuple(self._waiting.values()):
             if wanted is None or any(kind in wanted for kind in kinds):

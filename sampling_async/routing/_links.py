@@ -231,7 +231,7 @@ class Changes:
             damaged = apply(_links_since(run, since), histories, now)
             damaged += apply(_ends(run, 0, since), histories, now)
             damaged += apply(_invites(run, "invited > ? OR entered > ?", since, since), histories, now)
-        self._read_at = now
+        self._note_read(now, set())
         return histories, damaged
 
     def added(self, now: float) -> list[Row]:
@@ -249,8 +249,14 @@ class Changes:
                 *_invites(run, "rowid > ? OR entered > ?", invite, since),
             }
         added = list(rows - self._seen)
-        self._read_at, self._seen = now, rows
+        self._note_read(now, rows)
         return added
+
+    def _note_read(self, now: float, rows: set[Row]) -> None:
+        """Note a reading that has not failed: after one that has, its rows are read again."""
+        self._read_at, self._seen = now, rows
+        self._facts.note_read()
+        self._invites.note_read()
 
 
 class _Rows:
@@ -264,15 +270,22 @@ class _Rows:
         self._last = f"SELECT coalesce(max({number}), 0) FROM {table}"  # noqa: S608  constants, as the next
         self._count = f"SELECT count(*) FROM {table} WHERE {number} > ? AND {number} <= ?"  # noqa: S608
         self._marks: deque[int] = deque(maxlen=_READINGS)  # the last number of each reading
+        self._looked, self._is_whole = 0, False  # the last number now, and whether none is missing up to it
 
     def look(self, run: Callable[..., Any]) -> int:
         """Return from which number on rows are to be read now."""
-        (last,) = run(self._last).fetchone()
+        (self._looked,) = run(self._last).fetchone()
         read = min(self._marks, default=0)
-        if self._marks and run(self._count, (read, last)).fetchone()[0] == last - read:
-            self._marks.clear()
-        self._marks.append(last)
+        self._is_whole = bool(self._marks) and run(self._count, (read, self._looked)).fetchone() == (
+            self._looked - read,
+        )
         return read
+
+    def note_read(self) -> None:
+        """Note that all rows up to there were read."""
+        if self._is_whole:
+            self._marks.clear()
+        self._marks.append(self._looked)
 
 
 def _ends(run: Callable[..., Any], after: int, since: float) -> Iterator[Row]:

@@ -89,12 +89,14 @@ class LoopThread:
         if loop.is_mine:
             loop.start_task(function)
         elif self._is_closed:
-            loop.ended.wait()
+            loop.finish()
         else:
-            with suppress(ClientClosedError):
+            try:
                 self.call(function)
-                return
-            loop.ended.wait()
+            except ClientClosedError:
+                if not (self._is_closed or loop.is_ending):  # of another client
+                    raise
+                loop.finish()
 
     def _enter(self, call: _BlockingCall[Any]) -> _Loop:
         """Return the event loop for a call. It does not end before the call is forgotten."""
@@ -133,8 +135,7 @@ class LoopThread:
                 loop.require_usable()
             self._is_closed = True
         if not loop.is_of_a_parent:
-            loop.end()
-            loop.ended.wait()
+            loop.finish()
             if loop.error is not None:
                 raise loop.error
 
@@ -281,6 +282,11 @@ class _Loop:
         self.ready.wait()
         if self.is_ready:
             self.submit(self._end.set)
+
+    def finish(self) -> None:
+        """End it, and wait for that: whoever waits may have been interrupted between the two."""
+        self.end()
+        self.ended.wait()
 
 
 class _BlockingCall(Generic[T]):

@@ -580,6 +580,33 @@ async def test_facts_of_quotas_are_not_read_again_and_ends_that_become_visible_l
         assert [*changes._facts._marks] == [6]
 
 
+async def test_what_a_reading_that_fails_has_looked_at_is_read_again(new_address, monkeypatch):
+    store, clock = new_address(), Clock()
+    await OutcomeLedger(store, clock=clock).invited([])  # makes the tables
+    opened_store = store_of(store).copy()
+    changes, reading = Changes(opened_store), opened_store.reading
+    changes.all(0.0, clock.now)
+    await invited_by_a_campaign(store, clock, 2)
+
+    @contextmanager
+    def failing(*given, **named):
+        with reading(*given, **named) as run:
+
+            def run_but_links(query, *values):
+                if "FROM links WHERE changed" in query:
+                    raise StoreError("away")
+                return run(query, *values)
+
+            yield run_but_links
+
+    monkeypatch.setattr(opened_store, "reading", failing)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="away"):
+            changes.added(clock.now)
+    monkeypatch.undo()
+    assert [member for member, *_ in changes.added(clock.now)] == ['"m-1"']
+
+
 async def test_invites_of_a_campaign_are_read_once(new_address):
     store, clock = new_address(), Clock()
     await OutcomeLedger(store, clock=clock).invited([])  # makes the tables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import re
 import signal
@@ -721,6 +722,34 @@ def test_closing_leaves_open_streams_with_a_truthful_account():
         with pytest.raises(ClientClosedError, match="during the block"):
             next(outcomes)
     assert {each.member_code: each.status for each in outcomes.left_over} == {"m": "unknown", "n": "not_sent"}
+
+
+def test_a_block_that_the_garbage_collector_leaves_while_the_client_is_closed_does_not_hold_that_up(
+    sim, monkeypatch
+):
+    client, submit = client_of(sim), asyncio.BaseEventLoop.call_soon_threadsafe
+
+    def half_read():
+        with client.fan_out(requests_of(sim)) as outcomes:
+            yield from outcomes
+
+    def collecting(*given, **named):
+        monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", submit)
+        gc.collect()
+        return submit(*given, **named)
+
+    gc.disable()
+    try:
+        reader = half_read()
+        next(reader)
+        cycle = [reader]
+        cycle.append(cycle)  # only the collector ends it
+        del reader, cycle
+        monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", collecting)
+        client.close()
+    finally:
+        gc.enable()
+    assert_no_thread()
 
 
 def test_a_thread_whose_stream_is_closed_with_the_client_gets_all_outcomes():
