@@ -284,15 +284,12 @@ class Inviter:
         answers = job.account().answer.answers
         # What is repeated was reported before, and what was withheld comes again.
         if chunk is not job.chunk or any(isinstance(error, WithheldError) for error in answers.errors):
-            answers = Listed(
-                tuple(
-                    [
-                        outcome
-                        for outcome in job.account().answer.outcomes()
-                        if outcome.quota_id in chunk.quota_ids and not isinstance(outcome.error, WithheldError)
-                    ]
-                )
-            )
+            kept = [
+                outcome
+                for outcome in job.account().answer.outcomes()
+                if outcome.quota_id in chunk.quota_ids and not isinstance(outcome.error, WithheldError)
+            ]
+            answers = Listed(tuple(kept))
         outcomes = answers.tally()
         if not self._is_explained:
             hooks.count("bulk_invite", outcomes)

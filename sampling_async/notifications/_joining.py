@@ -182,10 +182,10 @@ def placed(run: Callable[..., Any], number: int, entry: Entry, receipt: int, at:
 def _side_of_latest(run: Callable[..., Any], entry: Entry, at: float) -> int:
     """Return 1 for a completion that was after all others of its key, -1 if one was after it, 0 if in doubt."""
     ended = None if entry.end is None else entry.end.at
-    latest: float | None = run(_LATEST, (entry.key, entry.kind)).fetchone()[0]
-    if ended is None or latest is None or not is_believed(ended, at):
+    if ended is None or not is_believed(ended, at):
         return 0
-    return (ended > latest) - (ended < latest)
+    latest: float | None = run(_LATEST, (entry.key, entry.kind)).fetchone()[0]
+    return 0 if latest is None else (ended > latest) - (ended < latest)
 
 
 def _first_completion(run: Callable[..., Any], key: str) -> Any:

@@ -88,15 +88,13 @@ class LoopThread:
             return
         if loop.is_mine:
             loop.start_task(function)
-        elif self._is_closed:
+            return
+        try:
+            self.call(function)
+        except ClientClosedError:
+            if not (self._is_closed or loop.is_ending):  # of another client
+                raise
             loop.finish()
-        else:
-            try:
-                self.call(function)
-            except ClientClosedError:
-                if not (self._is_closed or loop.is_ending):  # of another client
-                    raise
-                loop.finish()
 
     def _enter(self, call: _BlockingCall[Any]) -> _Loop:
         """Return the event loop for a call. It does not end before the call is forgotten."""

@@ -102,6 +102,15 @@ def stuck_client(then=bool, **options):
     return SamplingClient("https://service.example", **given | options), transport
 
 
+def close_during(client, transport, call):
+    """Close a client as soon as the call of another thread has sent its request."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    transport.began.wait(5)
+    client.close()
+    thread.join()
+
+
 def press_ctrl_c():
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
@@ -705,11 +714,7 @@ def test_closing_ends_the_calls_of_other_threads():
             client.get_settings()
         raised.append(caught.value)
 
-    thread = threading.Thread(target=call)
-    thread.start()
-    transport.began.wait(5)
-    client.close()
-    thread.join()
+    close_during(client, transport, call)
     assert transport.cancelled.is_set()
     assert raised[0].delivery == "unknown"
 
@@ -762,11 +767,7 @@ def test_a_thread_whose_stream_is_closed_with_the_client_gets_all_outcomes():
             seen.extend(outcomes)
         seen.extend(outcomes.left_over)
 
-    thread = threading.Thread(target=read)
-    thread.start()
-    transport.began.wait(5)
-    client.close()
-    thread.join()
+    close_during(client, transport, read)
     assert {each.member_code: each.status for each in seen} == {"m": "unknown", "n": "not_sent"}
 
 
@@ -779,11 +780,7 @@ def test_closing_returns_what_the_call_of_another_thread_has_by_then(sim):
 
     transport, results = Halfway(), []
     client = client_of(sim, transport=transport, max_concurrency=1)
-    thread = threading.Thread(target=lambda: results.append(client.bulk_invite("m", range(1, 151))))
-    thread.start()
-    transport.began.wait(5)
-    client.close()
-    thread.join()
+    close_during(client, transport, lambda: results.append(client.bulk_invite("m", range(1, 151))))
     assert dict(results[0].counts) == {"invited": 0, "rejected": 100, "not_sent": 0, "unknown": 50}
 
 
